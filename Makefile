@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine with Python 3.11+, pip and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO := demo
+
+.PHONY: demo test lint types unit install develop clean
+
+install: $(VENV)/installed
+
+develop: $(VENV)/developing
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "creating $(VENV) (a minute or two the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@$(PIP) torch
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/developing: $(VENV)/installed
+	@$(PIP) --editable '.[dev,procgen]'
+	@touch $@
+
+demo: $(VENV)/installed
+	@$(BIN)/steadyq demo --out $(DEMO)
+
+test: lint types unit
+
+lint: $(VENV)/developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/developing
+	$(BIN)/mypy
+
+unit: $(VENV)/developing
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) $(DEMO) runs build

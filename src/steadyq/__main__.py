@@ -1,0 +1,5 @@
+"""`python -m steadyq`."""
+
+from steadyq.cli import main
+
+main()

@@ -1,0 +1,123 @@
+"""From a recipe to the thing that learns, and from a run to the thing that acts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq import envs
+from steadyq.envs.vector import EnvSpec
+from steadyq.errors import UserError
+from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
+from steadyq.recipe import Recipe
+from steadyq.runs import RunFolder
+from steadyq.value.estimators import Estimator, Quantile, Scalar
+from steadyq.value.learner import Learner, Settings
+from steadyq.value.operators import Controlled, Double, Greedy, Operator
+from steadyq.value.optim import Adam
+from steadyq.value.shapes import Params
+
+
+def device_for(recipe: Recipe) -> torch.device:
+    """The recipe's device; `auto` is a GPU if there is one."""
+    wanted = recipe.compute.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("compute.device cuda: no GPU is visible to PyTorch here (use auto or cpu)")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
+    """One member's network for the environment's observations and actions."""
+    section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
+    shape = spec.observation_shape
+    if section.kind == "mlp":
+        return MLP(shape, outputs, section.hidden)
+    if len(shape) != 3:
+        raise UserError(
+            f"network.kind {section.kind} needs image observations, {recipe.env} has shape {shape}: use mlp"
+        )
+    image = (shape[0], shape[1], shape[2])
+    if section.kind == "minatar":
+        return MinAtarNet(image, outputs, section.channels, section.hidden[0])
+    return ResNet(image, outputs, section.scale, section.head_multiple, section.strides)
+
+
+def estimator_for(recipe: Recipe) -> Estimator:
+    """Axis 2 of the recipe."""
+    section = recipe.estimator
+    if section.kind == "scalar":
+        return Scalar(section.kappa)
+    return Quantile(section.quantiles, section.kappa, section.reduction)
+
+
+def operator_for(recipe: Recipe) -> Operator:
+    """Axis 1 of the recipe."""
+    if recipe.operator.kind == "controlled":
+        return Controlled(recipe.operator.selector)
+    return Double() if recipe.operator.kind == "double" else Greedy()
+
+
+def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
+    """All members' networks."""
+    return Ensemble(
+        network=network_for(recipe, spec),
+        members=recipe.ensemble.members,
+        actions=spec.num_actions,
+        atoms=estimator_for(recipe).atoms,
+        pixel_max=spec.pixel_max,
+        form=recipe.compute.form,
+    )
+
+
+def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device) -> Learner:
+    """The learning step with freshly drawn parameters."""
+    optim = recipe.optim
+    settings = Settings(
+        adam=Adam(optim.rate, (optim.beta1, optim.beta2), optim.epsilon),
+        clip=optim.clip,
+        tau=optim.tau,
+        hard_copy_every=optim.hard_copy_every,
+    )
+    ensemble = ensemble_for(recipe, spec)
+    return Learner(ensemble, estimator_for(recipe), operator_for(recipe), settings, generator, device)
+
+
+class Agent:
+    """A trained ensemble that acts greedily on its mean value."""
+
+    def __init__(self, ensemble: Ensemble, estimator: Estimator, params: Params, spec: EnvSpec) -> None:
+        self.ensemble, self.estimator, self.params, self.spec = ensemble, estimator, params, spec
+        self.device = next(iter(params.values())).device
+
+    @torch.no_grad()
+    def q(self, observation: Any) -> Tensor:
+        """Return the ensemble's mean value of every action, [batch, action], for observations [batch, ...]."""
+        x = torch.as_tensor(observation, device=self.device)
+        return self.estimator.q(self.ensemble.forward(self.params, x)).mean(0)
+
+    def act(self, observation: Any) -> int | np.ndarray:
+        """Return the greedy action of one observation (an int), or of a batch (an array).
+
+        An observation is what the environment shows, frames stacked along the first dimension:
+        `agent.spec.observation_shape`.
+        """
+        shape = tuple(np.shape(observation))
+        if shape == self.spec.observation_shape:
+            return int(self.q(np.asarray(observation)[None]).argmax(-1))
+        if shape[1:] == self.spec.observation_shape:
+            actions: np.ndarray = self.q(observation).argmax(-1).cpu().numpy()
+            return actions
+        raise UserError(f"observation has shape {shape}, {self.spec.name} shows {self.spec.observation_shape}")
+
+
+def load(path: Path | str, device: str = "auto") -> Agent:
+    """Load the agent of a run from its newest checkpoint."""
+    folder = RunFolder(path)
+    recipe = folder.recipe.override({"compute.device": device})
+    spec = envs.spec(recipe.env, recipe.protocol)
+    params, _ = folder.weights()
+    where = device_for(recipe)
+    params = {name: p.to(where) for name, p in params.items()}
+    return Agent(ensemble_for(recipe, spec), estimator_for(recipe), params, spec)

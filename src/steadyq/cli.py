@@ -1,0 +1,408 @@
+"""The `steadyq` command: each subcommand is one function; mistakes cost one line and exit with 2."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import tyro
+from rich.console import Console, Group
+from rich.table import Table
+
+from steadyq.errors import UserError, nearest
+from steadyq.recipe import Recipe, flatten
+
+T = TypeVar("T")
+
+OUT = Console(highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 failed, 2 wrong input, 3 diverged, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        sys.exit(_dispatch(words))
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"steadyq: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("steadyq: interrupted; what was saved before stays", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"steadyq: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0
+    if words[0] == "--version":
+        from steadyq import __version__
+
+        print(f"steadyq {__version__}")
+        return 0
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
+    return COMMANDS[command](rest)
+
+
+def _help() -> None:
+    from steadyq import __version__
+
+    OUT.print(f"[bold]steadyq {__version__}[/]  deep Q-learning that stays stable, and shows why an agent does not\n")
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(f"[bold]{name}[/]", (command.__doc__ or "").splitlines()[0])
+    OUT.print(table)
+    OUT.print("\n`steadyq COMMAND --help` shows a command's options; `--debug` with any command shows tracebacks.")
+
+
+def train(words: list[str]) -> int:
+    """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
+    from steadyq import envs
+    from steadyq.agent import ensemble_for
+    from steadyq.drive import Interrupted, rewarded_share, seconds_per_update
+    from steadyq.drive import train as run_training
+    from steadyq.presets import recipe_for
+    from steadyq.progress import Terminal, clock
+    from steadyq.runs import RunFolder, default_path
+    from steadyq.train import Diverged
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("env", nargs="?")
+    first.add_argument("--preset", default="steady")
+    first.add_argument("--scale", default="")
+    helping = "-h" in words or "--help" in words
+    try:
+        given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from None
+    if given.env is None and not helping:
+        raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
+    base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
+    parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
+    recipe = dataclasses.replace(parsed.recipe, env=base.env)
+    path = parsed.run or default_path(recipe)
+    folder = RunFolder(path)
+    folder.check(recipe)
+    display = Terminal(OUT)
+
+    if folder.result is None:
+        spec = envs.spec(recipe.env, recipe.protocol)
+        ensemble = ensemble_for(recipe, spec)
+        size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
+        OUT.print(f"[bold]{recipe.env}[/]  preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}")
+        for line in recipe.protocol.lines():
+            OUT.print(f"  {line}")
+        OUT.print(
+            f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; "
+            f"operator {recipe.operator.kind}, exchange {recipe.operator.exchange}, forbid {recipe.operator.forbid}, "
+            f"ceiling {recipe.operator.ceiling}; estimator {recipe.estimator.kind}; "
+            f"resets {recipe.regulation.intervention}"
+        )
+        updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
+        updates *= recipe.replay.ratio
+        each = seconds_per_update(recipe, spec)
+        OUT.print(
+            f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
+            f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:.3g} ms an update"
+        )
+        if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
+            OUT.print(
+                f"[yellow]note:[/] {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
+                f"action dictates {'every' if spec.num_actions == 2 else 'most'} bootstrap action"
+                f"{'s' * (spec.num_actions > 2)} and Q becomes the value of a restricted policy; "
+                f"compare with --operator.forbid auto"
+            )
+        OUT.print(f"writing to {path}\n")
+    try:
+        folder = run_training(recipe, run=path, display=display)
+    except Interrupted as stop:
+        print(f"steadyq: {stop}", file=sys.stderr)
+        return 130
+    except Diverged as error:
+        print(f"steadyq: {error}; state saved in {path}/diverged", file=sys.stderr)
+        return 3
+    OUT.print(f"result: {folder.path}/result.json   evaluate again: steadyq evaluate {folder.path}")
+    return 0
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train an agent on ENV, or continue it: the same command goes on where the run stopped."""
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    run: Path | None = None
+    """Run folder; by default runs/<env>-<preset>-<scale>-seed<n>."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Play full games with a run's weights, without exploration."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    episodes: int = 100
+    """Full games."""
+    seed: int = 1000
+    """Seed of the games."""
+    json: Path | None = None
+    """Also write the scores to this file."""
+
+
+def evaluate(words: list[str]) -> int:
+    """Play full games with a run's weights: `steadyq evaluate RUN`."""
+    import numpy as np
+
+    from steadyq.agent import load
+    from steadyq.evaluate import greedy_policy, play_games
+    from steadyq.progress import Terminal
+    from steadyq.recipe import within
+    from steadyq.runs import RunFolder, provenance
+
+    options = parse(EvaluateOptions, words)
+    within("--episodes", options.episodes, 1)
+    folder = RunFolder(options.run)
+    recipe = folder.recipe
+    _, step = folder.weights()
+    agent = load(options.run)
+    with Terminal(OUT).evaluating(options.episodes) as progress:
+        games = play_games(
+            greedy_policy(agent),
+            recipe.env,
+            recipe.protocol,
+            episodes=options.episodes,
+            seed=options.seed,
+            device=str(agent.device),
+            progress=progress,
+        )
+    scores = [game.score for game in games]
+    error = float(np.std(scores, ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
+    OUT.print(
+        f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {len(scores)} full games "
+        f"(standard error {error:.2f}, median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
+    )
+    if options.json:
+        record = {
+            "env": recipe.env,
+            "step": step,
+            "seed": options.seed,
+            "returns": scores,
+            "mean_return": float(np.mean(scores)),
+            **provenance(),
+        }
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Record a video of a run's agent playing one full game."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    out: Path
+    """Video file, ending in .mp4 or .gif."""
+    seed: int = 1000
+    """Seed of the game."""
+    best_of: int = 1
+    """Play this many games and record the best."""
+    max_seconds: float = 60.0
+    """Cut the video after so many seconds."""
+
+
+def play(words: list[str]) -> int:
+    """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    from steadyq.video import record_game
+
+    options = parse(PlayOptions, words)
+    score, steps = record_game(
+        options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
+    )
+    OUT.print(f"{options.out}: one game, {steps:,} steps, return {score:g}")
+    return 0
+
+
+@dataclass(frozen=True)
+class PresetsOptions:
+    """List the presets, or print one as a table."""
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """Preset to print."""
+    scale: Literal["", "tiny", "small", "paper"] = ""
+    """Scale to print it at."""
+    env: str = "Atari/Breakout"
+    """Environment to print it for."""
+    toml: bool = False
+    """Print the whole recipe as TOML."""
+
+
+def presets(words: list[str]) -> int:
+    """List the presets, or print one: `steadyq presets steady --scale paper`."""
+    from steadyq.presets import PRESETS, SCALES, recipe_for
+    from steadyq.tables import hyperparameters
+
+    options = parse(PresetsOptions, words)
+    if not options.name:
+        table = Table("preset", "what it is", box=None, header_style="bold")
+        for name, function in PRESETS.items():
+            table.add_row(name, (function.__doc__ or "").splitlines()[0])
+        OUT.print(table)
+        OUT.print(f"\nscales: {', '.join(SCALES)}   `steadyq presets NAME --scale SCALE [--env ENV]` prints one")
+        return 0
+    recipe = recipe_for(options.name, options.env, options.scale)
+    if options.toml:
+        print(recipe.to_toml(), end="")
+    else:
+        OUT.print(hyperparameters(recipe))
+    return 0
+
+
+def doctor(words: list[str]) -> int:
+    """Say what is installed, which environments work, and whether there is a GPU."""
+    from steadyq import envs
+    from steadyq.runs import provenance
+
+    if words:
+        raise UserError(f"doctor takes no options, got {words[0]!r}")
+    facts = provenance()
+    table = Table(box=None, show_header=False)
+    for name, version in facts["versions"].items():
+        table.add_row(name, version)
+    table.add_row("cpu", f"{facts['hardware']['cpu']}, {facts['hardware']['cores']} cores")
+    table.add_row("gpu", facts["hardware"]["gpu"] or "none visible: training runs on the CPU")
+    OUT.print(table)
+    for backend, works, message in envs.available():
+        OUT.print(f"{'[green]works[/]  ' if works else '[red]missing[/]'}  {backend:<10} {message}")
+    return 0
+
+
+def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Recipe | None = None) -> T:
+    """Parse a command's options; what tyro would explain in a box becomes one line."""
+    name = (kind.__name__.removesuffix("Options")).lower()
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            parsed = tyro.cli(kind, prog=f"steadyq {name}", args=words, default=default)
+            return cast(T, parsed)
+    except SystemExit as stop:
+        if stop.code == 0:
+            raise
+        raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
+
+
+def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None) -> str:
+    """Say in one line what is wrong with the options: an unknown name with the nearest one, else tyro's first words."""
+    names = {field.name for field in dataclasses.fields(kind)} - {"recipe"}
+    values = flatten(recipe.to_dict()) if recipe else {}
+    names |= set(values)
+    known = {"--" + name.replace("_", "-") for name in names}
+    switches = {f"--{name}".replace("_", "-") for name, value in values.items() if isinstance(value, bool)}
+    known |= {_negated(switch) for switch in switches}
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        option = option.replace("_", "-")
+        if not option.startswith("--"):
+            continue
+        if option not in known:
+            return f"unknown option {word.split('=')[0]}: {_nearest_option(option, known)}"
+        name = option.removeprefix("--").replace("-", "_")
+        if not equals:
+            value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
+        if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
+            try:
+                recipe.override({name: value})
+            except UserError as error:
+                return str(error)
+    return _first_words(box)
+
+
+def _negated(switch: str) -> str:
+    head, dot, leaf = switch.rpartition(".")
+    return f"{head}{dot}no-{leaf}"
+
+
+def _nearest_option(option: str, known: set[str]) -> str:
+    leaf = option.removeprefix("--").split(".")[-1]
+    same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
+    close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "`--help` lists the options"
+
+
+def _first_words(box: str) -> str:
+    """The first paragraph of tyro's box."""
+    said: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ").strip()
+        if not text or set(text) <= set("─╭╮╰╯"):
+            break
+        said.append(text)
+    return " ".join(said) or "wrong options: `--help` lists them"
+
+
+def paper(words: list[str]) -> int:
+    """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
+    from steadyq.presets import recipe_for
+    from steadyq.suite.paper import TABLES
+    from steadyq.suite.tables import render
+    from steadyq.tables import hyperparameters, layers
+
+    own: dict[str, Callable[[], Any]] = {
+        "layers": lambda: layers(recipe_for("steady", "Atari/Alien", "paper")),
+        "hyperparameters": lambda: Group(
+            hyperparameters(recipe_for("steady", "Atari/Alien", "paper")),
+            hyperparameters(recipe_for("steady", "Procgen/CoinRun", "paper")),
+        ),
+    }
+    options = parse(PaperOptions, words)
+    if options.what in own:
+        OUT.print(own[options.what]())
+    elif options.what in TABLES:
+        table = TABLES[options.what]()
+        if options.json:
+            print(json.dumps(table.json(), indent=2))
+        else:
+            render(table, OUT)
+    else:
+        raise UserError(f"unknown table {options.what!r}: {nearest(options.what, [*TABLES, *own])}")
+    return 0
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """Recompute a table of the paper: table1, table2, table5, table7, check, sources, layers or hyperparameters."""
+
+    what: Annotated[str, tyro.conf.Positional]
+    """Which table; `check` lists every printed aggregate beside the recomputed one."""
+    json: bool = False
+    """Print the table as JSON."""
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "play": play,
+    "presets": presets,
+    "paper": paper,
+    "doctor": doctor,
+}

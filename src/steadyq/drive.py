@@ -1,0 +1,165 @@
+"""Take a recipe through its run folder: start or continue, checkpoint, stop on a signal, evaluate, finish."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from steadyq import envs
+from steadyq.agent import device_for, ensemble_for, learner_for
+from steadyq.envs import EnvSpec
+from steadyq.errors import UserError
+from steadyq.evaluate import play_games, random_policy
+from steadyq.progress import Display, Quiet
+from steadyq.recipe import Recipe
+from steadyq.runs import RunFolder, Writer, default_path
+from steadyq.sinks import Sinks
+from steadyq.train import Diverged, Training, final_result
+from steadyq.value.shapes import Batch, Draw
+
+
+class Interrupted(RuntimeError):
+    """The run was stopped by a signal; its state is saved."""
+
+
+def train(
+    recipe: Recipe,
+    *,
+    steps: int | None = None,
+    seed: int | None = None,
+    run: Path | str | None = None,
+    display: Display | None = None,
+) -> RunFolder:
+    """Train the recipe in its run folder, continuing what is there, and evaluate it; returns the folder.
+
+    A finished run is returned as it is. Raises `UserError` before anything is written if the recipe or the folder
+    cannot work, `Interrupted` after a signal and `Diverged` when a value stops being finite, both with the state saved.
+    """
+    changes = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    recipe = recipe.override(changes)
+    folder = RunFolder(run if run is not None else default_path(recipe))
+    folder.check(recipe)
+    display = display or Quiet()
+    if folder.result is not None:
+        display.note(f"already finished: {folder.path} (result.json is there; remove the folder to train again)")
+        return folder
+    if (folder.path / "diverged").is_dir():
+        raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
+    if recipe.compute.threads:
+        torch.set_num_threads(recipe.compute.threads)
+    _ = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol)).network.layers  # contradictions raise here
+    device_for(recipe)
+    writer = folder.begin(recipe)
+    try:
+        _run(recipe, writer, display)
+    finally:
+        writer.close()
+    return folder
+
+
+def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
+    saved = writer.load()
+    training = Training(recipe, writer)
+    if saved is None:
+        training.start()
+        writer.event("start", 0, device=str(training.device))
+    else:
+        training.restore(saved)
+        writer.event("resume", training.step_count, device=str(training.device), exact=training.env.exact_restore)
+        display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
+    sinks = Sinks(recipe, writer.path, training.step_count)
+    try:
+        with _stop_requests() as stop, display.live(recipe.steps):
+            _loop(training, writer, display, sinks, stop)
+        writer.save(training.checkpoint(), training.step_count)
+        with display.evaluating(recipe.evaluation.episodes) as progress:
+            result = final_result(training, progress)
+        sinks.finish(result)
+    finally:
+        sinks.close()
+        training.env.close()
+    writer.finish(result)
+    if not recipe.record.keep_replay:
+        writer.drop_replay()
+    display.finished(result)
+
+
+def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, stop: threading.Event) -> None:
+    recipe = training.recipe
+    every = recipe.record.checkpoint_every
+    while training.step_count < recipe.steps:
+        before = training.step_count
+        try:
+            row = training.step()
+        except Diverged as error:
+            writer.event("diverged", training.step_count, message=str(error))
+            writer.save(training.checkpoint(), training.step_count, into="diverged")
+            raise
+        if row is not None:
+            sinks.write(row)
+        display.step(training, row)
+        if before // every != training.step_count // every:
+            writer.save(training.checkpoint(), training.step_count)
+        if stop.is_set():
+            writer.save(training.checkpoint(), training.step_count)
+            raise Interrupted(f"stopped at step {training.step_count:,}, saved; run the same command to continue")
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into a request that the loop answers between steps; a second Ctrl-C is immediate."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def request(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def rewarded_share(recipe: Recipe, games: int = 2) -> float:
+    """Share of rewarded steps under a random policy: where it is near one, forbidding dictates the bootstrap."""
+    spec = envs.spec(recipe.env, recipe.protocol)
+    policy = random_policy(spec.num_actions, recipe.seed)
+    played = play_games(policy, recipe.env, recipe.protocol, episodes=games, seed=recipe.seed)
+    return float(np.average([game.rewarded for game in played], weights=[game.steps for game in played]))
+
+
+def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
+    """Time a throw-away update on random data: one member on a small batch first, all of it only if that is quick."""
+    device = device_for(recipe)
+
+    def timed(members: int, batch_size: int) -> float:
+        trial = recipe.override({"ensemble.members": members})
+        learner = learner_for(trial, spec, torch.Generator().manual_seed(0), device)
+        observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
+        zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        ones = torch.ones(batch_size, device=device)
+        batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros)
+        draw = Draw(torch.arange(members, device=device), torch.tensor(False, device=device))
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            float(learner.update(batch, draw).priority.sum())
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    members, batch_size = recipe.ensemble.members, recipe.replay.batch
+    part = min(batch_size, 4)
+    guess = timed(1, part) * members * batch_size / part
+    return timed(members, batch_size) if guess < 1.0 else guess

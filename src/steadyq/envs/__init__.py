@@ -1,0 +1,114 @@
+"""Where experience comes from: Atari, MinAtar, Procgen and Gymnasium behind one vector interface."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyq.envs.names import canonical, known, parse
+from steadyq.envs.protocol import DEFAULTS, Backend, Protocol
+from steadyq.envs.vector import EnvSpec, Step, VectorEnv
+from steadyq.errors import UserError
+
+__all__ = [
+    "EnvSpec",
+    "Protocol",
+    "Step",
+    "VectorEnv",
+    "available",
+    "canonical",
+    "frames_per_second",
+    "known",
+    "make",
+    "protocol_for",
+    "render",
+    "spec",
+]
+
+_TRIALS = {
+    "MinAtar": ("MinAtar", "MinAtar/Breakout"),
+    "Atari": ("ale-py", "Atari/Breakout"),
+    "Procgen": ("envpool", "Procgen/CoinRun"),
+    "Gymnasium": ("gymnasium", "Gymnasium/CartPole-v1"),
+}
+
+
+def protocol_for(env: str) -> Protocol:
+    """Return the rules under which an environment is usually played."""
+    backend, _ = parse(env)
+    return DEFAULTS[backend]
+
+
+def make(env: str, protocol: Protocol, *, seed: int, training: bool = True, lanes: int | None = None) -> VectorEnv:
+    """Return games side by side; with `training=False` full games, test levels and seeds that training never sees."""
+    backend, game = _matching(env, protocol)
+    lanes = protocol.lanes if lanes is None else lanes
+    if lanes < 1:
+        raise UserError(f"lanes is {lanes}; at least one environment is needed")
+    name = canonical(env)
+    if backend == "procgen":
+        from steadyq.envs.procgen import ProcgenVector
+
+        return ProcgenVector(name, game, protocol, seed=seed, training=training, lanes=lanes)
+    made: VectorEnv = _adapter(backend).make(name, game, protocol, seed=seed, training=training, lanes=lanes)
+    return made
+
+
+def spec(env: str, protocol: Protocol) -> EnvSpec:
+    """Return an environment's shapes and actions without starting to play."""
+    backend, game = _matching(env, protocol)
+    described: EnvSpec = _adapter(backend).spec(canonical(env), game, protocol, protocol.lanes)
+    return described
+
+
+def render(
+    env: str, protocol: Protocol, seed: int, actions: Sequence[int], training: bool = False
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield RGB pictures [height, width, 3], both sides even, of the game of this seed (see `VectorEnv.game_seed`).
+
+    One picture before the first action, then one after each. A game is its seed and its actions alone: training and
+    evaluation differ in what counts as an end, not in what happens, so `training` changes no picture.
+    """
+    backend, game = _matching(env, protocol)
+    yield from _adapter(backend).pictures(game, protocol, seed, actions)
+
+
+def frames_per_second(env: str, protocol: Protocol) -> float:
+    """Return how many of `render`'s pictures make a second of video at a natural speed."""
+    backend, game = _matching(env, protocol)
+    if backend == "atari":
+        return 60 / protocol.frame_skip
+    if backend == "gymnasium":
+        from steadyq.envs import classic
+
+        return classic.frames_per_second(game)
+    return 10.0 if backend == "minatar" else 15.0
+
+
+def available() -> list[tuple[str, bool, str]]:
+    """Try each backend for one step and return (backend, works, version or what to install)."""
+    found = []
+    for backend, (package, env) in _TRIALS.items():
+        try:
+            trial = make(env, protocol_for(env), seed=0, lanes=1)
+            trial.reset()
+            trial.step(np.zeros(1, np.int64))
+            trial.close()
+            found.append((backend, True, f"{package} {metadata.version(package)}"))
+        except Exception as problem:  # whatever it is, the reader wants one line about it and the other backends
+            found.append((backend, False, str(problem).splitlines()[0] if str(problem) else repr(problem)))
+    return found
+
+
+def _matching(env: str, protocol: Protocol) -> tuple[Backend, str]:
+    backend, game = parse(env)
+    if protocol.backend != backend:
+        raise UserError(f"protocol {protocol.name} is not for {canonical(env)}; use {DEFAULTS[backend].name}")
+    return backend, game
+
+
+def _adapter(backend: Backend) -> ModuleType:
+    return importlib.import_module(f"steadyq.envs.{'classic' if backend == 'gymnasium' else backend}")

@@ -1,0 +1,162 @@
+"""Any registered Gymnasium environment with discrete actions and a Box to look at."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyq.envs import atari as ale
+from steadyq.envs.episodes import EpisodeVector, Outcome, replay
+from steadyq.envs.protocol import Protocol
+from steadyq.envs.vector import Array, EnvSpec
+from steadyq.errors import UserError, nearest
+
+EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
+
+Env = gymnasium.Env[Any, Any]
+
+
+def canonical(name: str) -> str:
+    """Return the registered id that is meant; `module:Id-v0` imports the module that registers it first."""
+    if ":" in name:
+        return name
+    if atari := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip)?-v\d+", name, re.IGNORECASE):
+        folded = {game.lower(): game for game in ale.games()}
+        # ale-py registers these too, but plays them without the protocol: no 84x84, no lives, no stickiness of ours.
+        if atari[1].lower() in folded:
+            raise UserError(f"{name!r} is played as 'Atari/{folded[atari[1].lower()]}'")
+    folded = {known.lower(): known for known in gymnasium.registry}
+    if name.lower() in folded:
+        return folded[name.lower()]
+    versions = [known for known in gymnasium.registry if known.lower().rsplit("-v", 1)[0] == name.lower()]
+    if versions:
+        return max(versions, key=lambda known: int(known.rsplit("-v", 1)[1]))
+    raise UserError(f"no environment {name!r} is registered with Gymnasium; {nearest(name, gymnasium.registry)}")
+
+
+def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
+    limit = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
+    try:
+        env: Env = gymnasium.make(game, render_mode=render_mode, disable_env_checker=True, **limit)
+    except gymnasium.error.DependencyNotInstalled as missing:
+        raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
+    except (gymnasium.error.Error, ModuleNotFoundError) as wrong:
+        raise UserError(f"Gymnasium cannot make {game}: {wrong}") from wrong
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UserError(f"{game} has actions {env.action_space}; Q-learning needs a Discrete action space")
+    if not isinstance(env.observation_space, spaces.Box):
+        raise UserError(f"{game} has observations {env.observation_space}; only Box observations are supported")
+    return env
+
+
+def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
+    """Return what the environment looks like under these rules."""
+    env = _open(game, protocol)
+    layout = _Layout(env)
+    count = int(env.action_space.n)  # type: ignore[attr-defined]  # `_open` has checked that it is Discrete
+    env.close()
+    return EnvSpec(
+        name=name,
+        frame_shape=layout.shape,
+        frame_dtype=layout.dtype,
+        pixel_max=255.0 if layout.dtype == "uint8" else 1.0,
+        stack=protocol.stack,
+        num_actions=count,
+        lanes=lanes,
+        action_names=tuple(str(action) for action in range(count)),
+        frames_per_step=1,
+    )
+
+
+def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int) -> EpisodeVector:
+    """Return `lanes` environments; their restore is exact where `reset(seed=...)` determines all that follows."""
+    return EpisodeVector(
+        spec(name, game, protocol, lanes),
+        [GymnasiumGame(game, protocol) for _ in range(lanes)],
+        seed=seed,
+        training=training,
+        life_loss_terminal=False,
+    )
+
+
+def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    """Yield what the environment draws of a recorded game, cropped to even sides for video."""
+    player = GymnasiumGame(game, protocol, render_mode="rgb_array")
+    for _ in replay(player, seed, actions):
+        yield player.picture()
+    player.close()
+
+
+def frames_per_second(game: str) -> float:
+    """Return the speed that the environment declares for its pictures."""
+    env = gymnasium.make(game)
+    env.close()
+    return float(env.metadata.get("render_fps") or 30)
+
+
+class _Layout:
+    """How an observation becomes a frame: images channels first, anything else one float vector."""
+
+    def __init__(self, env: Env):
+        box = env.observation_space
+        assert isinstance(box, spaces.Box)
+        self.dtype: Literal["uint8", "float32"] = "float32"
+        self.shape: tuple[int, ...] = (int(np.prod(box.shape)),)
+        self.channels_last = False
+        if box.dtype == np.uint8 and len(box.shape) == 2:
+            self.dtype, self.shape = "uint8", (1, *box.shape)
+        elif len(box.shape) == 3:
+            self.dtype = "uint8" if box.dtype == np.uint8 else "float32"
+            self.channels_last = box.shape[2] < box.shape[0]
+            self.shape = (box.shape[2], *box.shape[:2]) if self.channels_last else box.shape
+
+    def frame(self, observation: Any) -> Array:
+        array = np.asarray(observation)
+        if self.channels_last:
+            array = array.transpose(2, 0, 1)
+        return array.reshape(self.shape).astype(self.dtype)
+
+
+class GymnasiumGame:
+    """A `Game` over one Gymnasium environment, seeded at every reset."""
+
+    def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
+        self._env = _open(game, protocol, render_mode)
+        self._layout = _Layout(self._env)
+        self._first_action = int(self._env.action_space.start)  # type: ignore[attr-defined]  # `_open` checks
+
+    def prepare(self, seed: int) -> None:
+        """Do nothing: Gymnasium resets when asked."""
+
+    def begin(self, seed: int) -> Array:
+        """Reset with this seed."""
+        observation, _ = self._env.reset(seed=seed)
+        return self._layout.frame(observation)
+
+    def send(self, action: int) -> None:
+        """Play one step."""
+        observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        ended = bool(terminated)
+        cut = bool(truncated) and not ended
+        self._outcome = Outcome(self._layout.frame(observation), float(reward), ended, cut)
+
+    def receive(self) -> Outcome:
+        """Return what the step led to."""
+        return self._outcome
+
+    def next_life(self) -> Array | None:
+        """Do nothing: Gymnasium knows no lives."""
+        raise AssertionError("Gymnasium knows no lives")
+
+    def picture(self) -> NDArray[np.uint8]:
+        """Return what the environment draws."""
+        drawn = np.asarray(self._env.render(), np.uint8)
+        return drawn[: drawn.shape[0] // 2 * 2, : drawn.shape[1] // 2 * 2]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

@@ -1,0 +1,89 @@
+"""What every environment looks like to the rest of the library: single frames, side by side, numpy in and out."""
+
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+State = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The shapes and names of an environment, known without playing it."""
+
+    name: str
+    """Canonical name such as Atari/Breakout."""
+    frame_shape: tuple[int, ...]
+    """One frame: (channels, height, width), or (features,)."""
+    frame_dtype: Literal["uint8", "float32"]
+    pixel_max: float
+    """Divide a frame by this before a network sees it."""
+    stack: int
+    num_actions: int
+    lanes: int
+    action_names: tuple[str, ...]
+    frames_per_step: int
+    """Emulator frames per agent step."""
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Return the shape of `stack` frames joined along their first axis."""
+        return (self.stack * self.frame_shape[0], *self.frame_shape[1:])
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one action per lane led to. The arrays are new each step, but `frame` and `final_frame` may be one array."""
+
+    frame: Array
+    """[lane, *frame_shape] newest frame of what the agent sees next: after an end, the first of what follows."""
+    reward: NDArray[np.float32]
+    """[lane] raw, summed over the frame skip."""
+    terminated: NDArray[np.bool_]
+    """[lane] the trajectory ended for learning: a game's end, or a lost life where the protocol says so."""
+    truncated: NDArray[np.bool_]
+    """[lane] cut by a time limit, so its value bootstraps; never together with `terminated`."""
+    game_over: NDArray[np.bool_]
+    """[lane] a whole game ended, for either reason; `frame` belongs to the next one."""
+    final_frame: Array
+    """[lane, *frame_shape] where a trajectory ended its last frame, elsewhere `frame`."""
+
+
+class VectorEnv(typing.Protocol):
+    """Games played side by side, one per lane; a game that ends is followed at once by the next.
+
+    Where `terminated | truncated` the agent's frame stack restarts at `frame`. Resets and the button presses of the
+    protocol happen inside `step` and are never returned as a transition.
+    """
+
+    spec: EnvSpec
+    exact_restore: bool
+    """Whether `restore` continues bit for bit."""
+
+    def reset(self) -> Array:
+        """Begin the first games and return their first frames, [lane, *frame_shape]."""
+        ...
+
+    def step(self, action: NDArray[np.integer[Any]]) -> Step:
+        """Play one action in each lane."""
+        ...
+
+    def game_seed(self) -> NDArray[np.int64]:
+        """Return the seed of each lane's current game: with its actions, all that `render` needs to rebuild it."""
+        ...
+
+    def state(self) -> State:
+        """Return what `restore` needs, as flat arrays: number, seed and actions of each lane's current game."""
+        ...
+
+    def restore(self, state: State) -> Array:
+        """Rebuild the games of `state` by replaying their actions and return their current frames."""
+        ...
+
+    def close(self) -> None:
+        """Free the emulators."""
+        ...

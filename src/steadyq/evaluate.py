@@ -1,0 +1,76 @@
+"""Full games with stored weights: the numbers a run reports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from steadyq import envs
+from steadyq.agent import Agent
+from steadyq.envs import Protocol
+from steadyq.explore import FrameStack
+
+LANES = 16
+
+Policy = Callable[[Tensor], np.ndarray]
+"""Actions [lane] for observations [lane, ...]."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """One full game: its raw return, its agent steps, and the share of them that was rewarded."""
+
+    score: float
+    steps: int
+    rewarded: float
+
+
+def play_games(
+    policy: Policy,
+    env: str,
+    protocol: Protocol,
+    *,
+    episodes: int,
+    seed: int,
+    device: str = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> list[Game]:
+    """Play `episodes` full games in parallel lanes, in a fixed order of games.
+
+    Each lane plays a fixed share of the games to the end: taking whichever games finish first would favour short ones.
+    """
+    lanes = min(episodes, LANES)
+    vector = envs.make(env, protocol, seed=seed, training=False, lanes=lanes)
+    quota = [len(range(lane, episodes, lanes)) for lane in range(lanes)]
+    played: list[list[Game]] = [[] for _ in range(lanes)]
+    score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    stack = FrameStack(vector.spec, device)
+    observation = stack.push(vector.reset())
+    try:
+        while any(len(games) < share for games, share in zip(played, quota, strict=True)):
+            step = vector.step(policy(observation))
+            score += step.reward
+            steps += 1
+            rewarded += step.reward > 0
+            for lane in np.flatnonzero(step.game_over):
+                if len(played[lane]) < quota[lane]:
+                    played[lane].append(Game(float(score[lane]), int(steps[lane]), float(rewarded[lane] / steps[lane])))
+                    if progress:
+                        progress(sum(map(len, played)))
+                score[lane], steps[lane], rewarded[lane] = 0.0, 0, 0
+            observation = stack.push(step.frame, step.terminated | step.truncated)
+    finally:
+        vector.close()
+    return [played[game % lanes][game // lanes] for game in range(episodes)]
+
+
+def greedy_policy(agent: Agent) -> Policy:
+    """Act by the ensemble's mean value, without exploration."""
+    return lambda observation: agent.q(observation).argmax(-1).cpu().numpy()
+
+
+def random_policy(actions: int, seed: int) -> Policy:
+    """Act uniformly at random."""
+    rng = np.random.default_rng(seed)
+    return lambda observation: rng.integers(actions, size=observation.shape[0])

@@ -1,0 +1,51 @@
+"""How the agent acts while it learns: epsilon-greedy on the ensemble's mean value."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq.envs.vector import EnvSpec
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """Linear decay from `start` to `end` over the first `decay_steps` steps."""
+
+    start: float = 1.0
+    end: float = 0.01
+    decay_steps: int = 2001
+
+    def at(self, step: int) -> float:
+        """Return epsilon at an environment step."""
+        return max(self.end, self.start + (self.end - self.start) * step / self.decay_steps)
+
+
+class FrameStack:
+    """The last frames of every lane as one observation tensor; zeros before a trajectory's first frame."""
+
+    def __init__(self, spec: EnvSpec, device: torch.device | str = "cpu") -> None:
+        self.depth = spec.frame_shape[0]
+        dtype = torch.uint8 if spec.frame_dtype == "uint8" else torch.float32
+        self.observation = torch.zeros(spec.lanes, *spec.observation_shape, dtype=dtype, device=device)
+
+    def push(self, frame: np.ndarray, restart: np.ndarray | None = None) -> Tensor:
+        """Append one frame per lane; lanes in `restart` forget what came before."""
+        keep = self.observation[:, self.depth :].clone()
+        if restart is not None and restart.any():
+            keep[torch.from_numpy(restart).to(keep.device)] = 0
+        self.observation[:, : -self.depth] = keep
+        self.observation[:, -self.depth :] = torch.from_numpy(frame).to(keep.device)
+        return self.observation
+
+
+def epsilon_greedy(q: Tensor, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """Per lane: a uniform action with probability epsilon, else the greedy one of q[lane, action].
+
+    Both numbers are drawn for every lane at every step, so the random stream does not depend on what q says.
+    """
+    lanes, actions = q.shape
+    random = rng.integers(actions, size=lanes)
+    explore = rng.random(lanes) < epsilon
+    return np.where(explore, random, q.argmax(-1).cpu().numpy())

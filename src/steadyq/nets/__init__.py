@@ -1,0 +1,6 @@
+"""What approximates: network descriptions, and the stacked ensemble that runs them."""
+
+from steadyq.nets.encoders import MLP, MinAtarNet, Network, ResNet
+from steadyq.nets.ensemble import Ensemble
+
+__all__ = ["MLP", "Ensemble", "MinAtarNet", "Network", "ResNet"]

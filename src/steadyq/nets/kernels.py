@@ -1,0 +1,761 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
+"""Member-batched convolution: M independent networks' layers as one GPU kernel launch.
+
+Activations are `x[member, batch, y, x, channel]` and weights `weight[member, out, in, ky, kx]`: every member is an ordinary
+channels-last convolution over its own weights, so one launch serves the whole ensemble, and bias, residual and ReLU ride in
+the epilogue instead of costing another pass over memory. Strides are free except the channel's, so the memory order a
+grouped cuDNN convolution wants, `[batch, y, x, member, channel]`, is read and written as well.
+
+Two ways to walk a convolution, because two things bound it:
+
+* `tile`: implicit GEMM over output pixels, one tap at a time. Right when arithmetic rules (64 channels and more).
+* `strip`: for 3x3 at stride 1 with few channels, where the nine-fold re-reading of the input rules. A program walks down the
+  image; each input row feeds three rolling accumulators (the output rows above, at and below it) and is read once.
+
+The input gradient of a stride-1 convolution is such a convolution again, over the flipped and transposed weight; at stride 2
+it is a kernel of its own that computes the four parities of the input pixel together, so that no tap is wasted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # Triton ships with the CUDA builds of PyTorch only
+    triton = None
+    tl = None
+
+jit: Any = (lambda f: f) if triton is None else triton.jit
+
+
+@jit
+def _pixels(first, block: tl.constexpr, limit, width: tl.constexpr, height: tl.constexpr):
+    """Decompose `block` flat pixel indices into (image, y, x) and whether they exist."""
+    p = first + tl.arange(0, block)
+    return p // (width * height), (p // width) % height, p % width, p < limit
+
+
+@jit
+def _finish(acc, bias, add, gate, out, offset, mask, relu: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr):
+    """Bias, residual, ReLU, the gate of an earlier ReLU (for gradients), and the store."""
+    value = acc + bias[None, :]
+    if has_add:
+        value += tl.load(add + offset, mask=mask, other=0.0).to(tl.float32)
+    if relu:
+        value = tl.maximum(value, 0.0)
+    if has_gate:
+        value = tl.where(tl.load(gate + offset, mask=mask, other=0.0) > 0, value, 0.0)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
+
+
+@jit
+def _tile_kernel(
+    x, w, bias, add, gate, out, members, batch,
+    x_sm, x_sb, x_sy, x_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
+    in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
+    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
+    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
+    limit = batch * out_h * out_w
+    tiles = tl.cdiv(limit, block_m) * tiles_n
+    if member_fast:
+        m = (pid % members).to(tl.int64)
+        pid = pid // members
+    else:
+        m = (pid // tiles).to(tl.int64)
+        pid = pid % tiles
+    n = (pid % tiles_n) * block_n + tl.arange(0, block_n)
+    b, oy, ox, real = _pixels((pid // tiles_n) * block_m, block_m, limit, out_w, out_h)
+    k = tl.arange(0, block_k)
+    pad: tl.constexpr = kernel // 2
+    y0 = oy * stride - pad
+    x0 = ox * stride - pad
+    x_at = x + m * x_sm + (b * x_sb + y0 * x_sy + x0 * x_sx)[:, None] + k[None, :]
+    w_at = w + m * w_sm + k[:, None] * w_sk + n[None, :] * w_sn
+    chunks: tl.constexpr = (channels + block_k - 1) // block_k
+    acc = tl.zeros((block_m, block_n), tl.float32)
+    for t in range(kernel * kernel * chunks):
+        tap = t // chunks
+        c = (t % chunks) * block_k
+        ky = tap // kernel
+        kx = tap % kernel
+        inside = real & (y0 + ky >= 0) & (y0 + ky < in_h) & (x0 + kx >= 0) & (x0 + kx < in_w)
+        a_mask = inside[:, None]
+        w_mask = n[None, :] < outputs
+        if channels % block_k != 0:
+            a_mask = a_mask & (c + k < channels)[None, :]
+            w_mask = w_mask & (c + k < channels)[:, None]
+        a = tl.load(x_at + (ky * x_sy + kx * x_sx + c), mask=a_mask, other=0.0)
+        if channels % block_k == 0 and outputs % block_n == 0:
+            weight = tl.load(w_at + (ky * w_sy + kx * w_sx + c * w_sk))
+        else:
+            weight = tl.load(w_at + (ky * w_sy + kx * w_sx + c * w_sk), mask=w_mask, other=0.0)
+        acc = tl.dot(a, weight, acc, input_precision=precision)
+    if has_bias:
+        shift = tl.load(bias + m * outputs + n, mask=n < outputs, other=0.0).to(tl.float32)
+    else:
+        shift = tl.zeros((block_n,), tl.float32)
+    offset = m * o_sm + (b * o_sb + oy * o_sy + ox * o_sx)[:, None] + n[None, :]
+    _finish(acc, shift, add, gate, out, offset, real[:, None] & (n < outputs)[None, :], relu, has_add, has_gate)
+
+
+@jit
+def _strip_kernel(
+    x, w, bias, add, gate, out, members, batch,
+    x_sm, x_sb, x_sy, x_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr,
+    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, window: tl.constexpr,
+    unroll: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    strips: tl.constexpr = (height + rows - 1) // rows
+    tiles = tl.cdiv(batch * width, block_m) * strips
+    if member_fast:
+        m = (pid % members).to(tl.int64)
+        pid = pid // members
+    else:
+        m = (pid // tiles).to(tl.int64)
+        pid = pid % tiles
+    first = (pid % strips) * rows
+    p = (pid // strips) * block_m + tl.arange(0, block_m)
+    b = p // width
+    col = p % width
+    real = p < batch * width
+    n = tl.arange(0, block_n)
+    kept = n < outputs
+    k = tl.arange(0, block_k)
+    x_at = x + m * x_sm + (b * x_sb + (col - 1) * x_sx)[:, None]
+    w_at = w + m * w_sm + n[None, :] * w_sn
+    if window:  # the three taps of a row are one product over k = (kx, channel)
+        kx = k // padded
+        c = k % padded
+        used = (kx < 3) & (c < channels)
+        x_at += (kx * x_sx + c)[None, :]
+        source = col[:, None] - 1 + kx[None, :]
+        seen = real[:, None] & used[None, :] & (source >= 0) & (source < width)
+        w_mask = used[:, None] & kept[None, :]
+        w_at += (kx * w_sx + c * w_sk)[:, None]
+        w0 = tl.load(w_at, mask=w_mask, other=0.0)
+        w1 = tl.load(w_at + w_sy, mask=w_mask, other=0.0)
+        w2 = tl.load(w_at + 2 * w_sy, mask=w_mask, other=0.0)
+    else:
+        x_at += k[None, :]
+        used = k < channels
+        left = (real & (col > 0))[:, None] & used[None, :]
+        here = real[:, None] & used[None, :]
+        right = (real & (col < width - 1))[:, None] & used[None, :]
+        w_mask = used[:, None] & kept[None, :]
+        w_at += (k * w_sk)[:, None]
+        w00 = tl.load(w_at, mask=w_mask, other=0.0)
+        w01 = tl.load(w_at + w_sx, mask=w_mask, other=0.0)
+        w02 = tl.load(w_at + 2 * w_sx, mask=w_mask, other=0.0)
+        w10 = tl.load(w_at + w_sy, mask=w_mask, other=0.0)
+        w11 = tl.load(w_at + w_sy + w_sx, mask=w_mask, other=0.0)
+        w12 = tl.load(w_at + w_sy + 2 * w_sx, mask=w_mask, other=0.0)
+        w20 = tl.load(w_at + 2 * w_sy, mask=w_mask, other=0.0)
+        w21 = tl.load(w_at + 2 * w_sy + w_sx, mask=w_mask, other=0.0)
+        w22 = tl.load(w_at + 2 * w_sy + 2 * w_sx, mask=w_mask, other=0.0)
+    if has_bias:
+        shift = tl.load(bias + m * outputs + n, mask=kept, other=0.0).to(tl.float32)
+    else:
+        shift = tl.zeros((block_n,), tl.float32)
+    offset = m * o_sm + (b * o_sb + col * o_sx)[:, None] + n[None, :]
+    store = real[:, None] & kept[None, :]
+    above = tl.zeros((block_m, block_n), tl.float32)
+    at = tl.zeros((block_m, block_n), tl.float32)
+    for turn in range((rows + 1 + unroll) // unroll):
+        for part in tl.static_range(unroll):  # over one rotation (3), the accumulators stay in place
+            row = first - 1 + unroll * turn + part
+            inside = (row >= 0) & (row < height)
+            below = tl.zeros((block_m, block_n), tl.float32)
+            if window:
+                a = tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0)
+                above = tl.dot(a, w2, above, input_precision=precision)
+                at = tl.dot(a, w1, at, input_precision=precision)
+                below = tl.dot(a, w0, below, input_precision=precision)
+            else:
+                a0 = tl.load(x_at + row * x_sy, mask=left & inside, other=0.0)
+                a1 = tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0)
+                a2 = tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0)
+                above = tl.dot(a0, w20, above, input_precision=precision)
+                at = tl.dot(a0, w10, at, input_precision=precision)
+                below = tl.dot(a0, w00, below, input_precision=precision)
+                above = tl.dot(a1, w21, above, input_precision=precision)
+                at = tl.dot(a1, w11, at, input_precision=precision)
+                below = tl.dot(a1, w01, below, input_precision=precision)
+                above = tl.dot(a2, w22, above, input_precision=precision)
+                at = tl.dot(a2, w12, at, input_precision=precision)
+                below = tl.dot(a2, w02, below, input_precision=precision)
+            done = store & (row > first) & (row <= height) & (row <= first + rows)
+            _finish(above, shift, add, gate, out, offset + (row - 1) * o_sy, done, relu, has_add, has_gate)
+            above = at
+            at = below
+
+
+@jit
+def _spread_kernel(
+    g, w, add, gate, out, members, batch,
+    g_sm, g_sb, g_sy, g_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
+    in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
+    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr,
+    has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Input gradient at stride 2: the 2x2 input pixels under an output pixel see it through 1, 2, 2 and 4 taps."""
+    pid = tl.program_id(0)
+    half_h: tl.constexpr = (in_h + 1) // 2
+    half_w: tl.constexpr = (in_w + 1) // 2
+    tiles_n: tl.constexpr = (channels + block_n - 1) // block_n
+    limit = batch * half_h * half_w
+    tiles = tl.cdiv(limit, block_m) * tiles_n
+    if member_fast:
+        m = (pid % members).to(tl.int64)
+        pid = pid // members
+    else:
+        m = (pid // tiles).to(tl.int64)
+        pid = pid % tiles
+    n = (pid % tiles_n) * block_n + tl.arange(0, block_n)
+    b, qy, qx, real = _pixels((pid // tiles_n) * block_m, block_m, limit, half_w, half_h)
+    k = tl.arange(0, block_k)
+    g_at = g + m * g_sm + (b * g_sb + qy * g_sy + qx * g_sx)[:, None] + k[None, :]
+    w_at = w + m * w_sm + k[:, None] * w_sk + n[None, :] * w_sn
+    here = (real & (qy < out_h) & (qx < out_w))[:, None]
+    right = (real & (qy < out_h) & (qx + 1 < out_w))[:, None]
+    under = (real & (qy + 1 < out_h) & (qx < out_w))[:, None]
+    cross = (real & (qy + 1 < out_h) & (qx + 1 < out_w))[:, None]
+    even = tl.zeros((block_m, block_n), tl.float32)
+    odd_x = tl.zeros((block_m, block_n), tl.float32)
+    odd_y = tl.zeros((block_m, block_n), tl.float32)
+    odd = tl.zeros((block_m, block_n), tl.float32)
+    for c in range(0, outputs, block_k):
+        a_mask = (c + k < outputs)[None, :]
+        w_mask = (c + k < outputs)[:, None] & (n < channels)[None, :]
+        w_c = w_at + c * w_sk
+        g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0)
+        if kernel == 1:
+            even = tl.dot(g00, tl.load(w_c, mask=w_mask, other=0.0), even, input_precision=precision)
+        else:
+            g01 = tl.load(g_at + g_sx + c, mask=right & a_mask, other=0.0)
+            g10 = tl.load(g_at + g_sy + c, mask=under & a_mask, other=0.0)
+            g11 = tl.load(g_at + g_sy + g_sx + c, mask=cross & a_mask, other=0.0)
+            w00 = tl.load(w_c, mask=w_mask, other=0.0)
+            w01 = tl.load(w_c + w_sx, mask=w_mask, other=0.0)
+            w02 = tl.load(w_c + 2 * w_sx, mask=w_mask, other=0.0)
+            w10 = tl.load(w_c + w_sy, mask=w_mask, other=0.0)
+            w11 = tl.load(w_c + w_sy + w_sx, mask=w_mask, other=0.0)
+            w12 = tl.load(w_c + w_sy + 2 * w_sx, mask=w_mask, other=0.0)
+            w20 = tl.load(w_c + 2 * w_sy, mask=w_mask, other=0.0)
+            w21 = tl.load(w_c + 2 * w_sy + w_sx, mask=w_mask, other=0.0)
+            w22 = tl.load(w_c + 2 * w_sy + 2 * w_sx, mask=w_mask, other=0.0)
+            even = tl.dot(g00, w11, even, input_precision=precision)
+            odd_x = tl.dot(g00, w12, odd_x, input_precision=precision)
+            odd_y = tl.dot(g00, w21, odd_y, input_precision=precision)
+            odd = tl.dot(g00, w22, odd, input_precision=precision)
+            odd_x = tl.dot(g01, w10, odd_x, input_precision=precision)
+            odd = tl.dot(g01, w20, odd, input_precision=precision)
+            odd_y = tl.dot(g10, w01, odd_y, input_precision=precision)
+            odd = tl.dot(g10, w02, odd, input_precision=precision)
+            odd = tl.dot(g11, w00, odd, input_precision=precision)
+    none = tl.zeros((block_n,), tl.float32)
+    offset = m * o_sm + (b * o_sb + 2 * qy * o_sy + 2 * qx * o_sx)[:, None] + n[None, :]
+    kept = (n < channels)[None, :]
+    in_x = real & (2 * qx + 1 < in_w)
+    in_y = real & (2 * qy + 1 < in_h)
+    _finish(even, none, add, gate, out, offset, real[:, None] & kept, False, has_add, has_gate)
+    _finish(odd_x, none, add, gate, out, offset + o_sx, in_x[:, None] & kept, False, has_add, has_gate)
+    _finish(odd_y, none, add, gate, out, offset + o_sy, in_y[:, None] & kept, False, has_add, has_gate)
+    _finish(odd, none, add, gate, out, offset + o_sy + o_sx, (in_x & in_y)[:, None] & kept, False, has_add, has_gate)
+
+
+@jit
+def _weight_tile_kernel(
+    x, g, out, bias_out, members, batch,
+    x_sm, x_sb, x_sy, x_sx, g_sm, g_sb, g_sy, g_sx,
+    in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
+    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr, splits: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Weight and bias gradient: rows j = (ky, kx, channel), columns the outputs, summed over one of `splits` pixel ranges."""
+    taps: tl.constexpr = kernel * kernel * channels
+    tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
+    tiles_j: tl.constexpr = (taps + block_m - 1) // block_m
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    m = tl.program_id(2).to(tl.int64)
+    j = (tile // tiles_n) * block_m + tl.arange(0, block_m)
+    n = (tile % tiles_n) * block_n + tl.arange(0, block_n)
+    single: tl.constexpr = channels % block_m == 0  # the tile lies within one tap
+    tap = (tile // tiles_n) * block_m // channels if single else j // channels
+    ky = tap // kernel - kernel // 2
+    kx = tap % kernel - kernel // 2
+    limit = batch * out_h * out_w
+    share = tl.cdiv(tl.cdiv(limit, block_k), splits) * block_k
+    j_at = x + m * x_sm + (ky * x_sy + kx * x_sx + j % channels)
+    g_at = g + m * g_sm + n
+    acc = tl.zeros((block_m, block_n), tl.float32)
+    total = tl.zeros((block_n,), tl.float32)
+    for first in range(split * share, tl.minimum(split * share + share, limit), block_k):
+        b, oy, ox, real = _pixels(first, block_k, limit, out_w, out_h)
+        if single:
+            iy = oy * stride + ky
+            ix = ox * stride + kx
+            mask = ((iy >= 0) & (iy < in_h) & (ix >= 0) & (ix < in_w) & real)[:, None]
+        else:
+            iy = (oy * stride)[:, None] + ky[None, :]
+            ix = (ox * stride)[:, None] + kx[None, :]
+            mask = (iy >= 0) & (iy < in_h) & (ix >= 0) & (ix < in_w) & real[:, None] & (j < taps)[None, :]
+        a = tl.load(j_at[None, :] + (b * x_sb + oy * stride * x_sy + ox * stride * x_sx)[:, None], mask=mask, other=0.0)
+        d = tl.load(
+            g_at[None, :] + (b * g_sb + oy * g_sy + ox * g_sx)[:, None],
+            mask=real[:, None] & (n < outputs)[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(tl.trans(a), d, acc, input_precision=precision)
+        total += tl.sum(d.to(tl.float32), 0)
+    slot = m * splits + split
+    at = out + slot * outputs * taps + n[None, :].to(tl.int64) * taps + j[:, None]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(j < taps)[:, None] & (n < outputs)[None, :])
+    if tile // tiles_n == 0:
+        tl.store(bias_out + slot * outputs + n, total, mask=n < outputs)
+
+
+@jit
+def _weight_strip_kernel(
+    x, g, out, bias_out, members, batch,
+    x_sm, x_sb, x_sy, x_sx, g_sm, g_sb, g_sy, g_sx,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, window: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    """The same at 3x3, stride 1: an input row meets the gradient rows above, at and below it; all nine taps stay in registers."""
+    tile = tl.program_id(0)
+    strip = tl.program_id(1)
+    m = tl.program_id(2).to(tl.int64)
+    first = strip * rows
+    p = tile * block_m + tl.arange(0, block_m)
+    b = p // width
+    col = p % width
+    real = p < batch * width
+    n = tl.arange(0, block_n)
+    kept = n < outputs
+    k = tl.arange(0, block_k)
+    x_at = x + m * x_sm + (b * x_sb + (col - 1) * x_sx)[:, None]
+    g_at = g + m * g_sm + (b * g_sb + col * g_sx)[:, None] + n[None, :]
+    g_mask = real[:, None] & kept[None, :]
+    total = tl.zeros((block_n,), tl.float32)
+    s00 = tl.zeros((block_k, block_n), tl.float32)
+    s10 = tl.zeros((block_k, block_n), tl.float32)
+    s20 = tl.zeros((block_k, block_n), tl.float32)
+    if window:
+        kx = k // padded
+        c = k % padded
+        used = (kx < 3) & (c < channels)
+        x_at += (kx * x_sx + c)[None, :]
+        source = col[:, None] - 1 + kx[None, :]
+        seen = real[:, None] & used[None, :] & (source >= 0) & (source < width)
+    else:
+        x_at += k[None, :]
+        used = k < channels
+        left = (real & (col > 0))[:, None] & used[None, :]
+        here = real[:, None] & used[None, :]
+        right = (real & (col < width - 1))[:, None] & used[None, :]
+        s01 = tl.zeros((block_k, block_n), tl.float32)
+        s02 = tl.zeros((block_k, block_n), tl.float32)
+        s11 = tl.zeros((block_k, block_n), tl.float32)
+        s12 = tl.zeros((block_k, block_n), tl.float32)
+        s21 = tl.zeros((block_k, block_n), tl.float32)
+        s22 = tl.zeros((block_k, block_n), tl.float32)
+    for step in range(rows):  # input row `row` is tap ky of gradient row `row + 1 - ky`
+        row = first + step
+        inside = row < height
+        d0 = tl.load(g_at + (row + 1) * g_sy, mask=g_mask & (row + 1 < height), other=0.0)
+        d1 = tl.load(g_at + row * g_sy, mask=g_mask & inside, other=0.0)
+        d2 = tl.load(g_at + (row - 1) * g_sy, mask=g_mask & (row > 0), other=0.0)
+        total += tl.sum(d1.to(tl.float32), 0)
+        if window:
+            a = tl.trans(tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0))
+            s00 = tl.dot(a, d0, s00, input_precision=precision)
+            s10 = tl.dot(a, d1, s10, input_precision=precision)
+            s20 = tl.dot(a, d2, s20, input_precision=precision)
+        else:
+            a0 = tl.trans(tl.load(x_at + row * x_sy, mask=left & inside, other=0.0))
+            a1 = tl.trans(tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0))
+            a2 = tl.trans(tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0))
+            s00 = tl.dot(a0, d0, s00, input_precision=precision)
+            s01 = tl.dot(a1, d0, s01, input_precision=precision)
+            s02 = tl.dot(a2, d0, s02, input_precision=precision)
+            s10 = tl.dot(a0, d1, s10, input_precision=precision)
+            s11 = tl.dot(a1, d1, s11, input_precision=precision)
+            s12 = tl.dot(a2, d1, s12, input_precision=precision)
+            s20 = tl.dot(a0, d2, s20, input_precision=precision)
+            s21 = tl.dot(a1, d2, s21, input_precision=precision)
+            s22 = tl.dot(a2, d2, s22, input_precision=precision)
+    slot = (m * tl.num_programs(0) + tile) * tl.num_programs(1) + strip
+    tl.store(bias_out + slot * outputs + n, total, mask=kept)
+    out += slot * outputs * 9 * channels
+    if window:
+        at = out + n[None, :] * (9 * channels) + (kx * channels + c)[:, None]
+        mask = used[:, None] & kept[None, :]
+        tl.store(at, s00, mask=mask)
+        tl.store(at + 3 * channels, s10, mask=mask)
+        tl.store(at + 6 * channels, s20, mask=mask)
+    else:
+        at = out + n[None, :] * (9 * channels) + k[:, None]
+        mask = used[:, None] & kept[None, :]
+        tl.store(at, s00, mask=mask)
+        tl.store(at + channels, s01, mask=mask)
+        tl.store(at + 2 * channels, s02, mask=mask)
+        tl.store(at + 3 * channels, s10, mask=mask)
+        tl.store(at + 4 * channels, s11, mask=mask)
+        tl.store(at + 5 * channels, s12, mask=mask)
+        tl.store(at + 6 * channels, s20, mask=mask)
+        tl.store(at + 7 * channels, s21, mask=mask)
+        tl.store(at + 8 * channels, s22, mask=mask)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How one convolution is walked; see the module's text for `tile` and `strip`."""
+
+    strip: bool = False
+    block_m: int = 128  # pixels (weight tile: rows of the weight)
+    block_n: int = 64  # outputs
+    block_k: int = 64  # channels (weight tile: pixels)
+    rows: int = 42  # strip: image rows per program
+    window: bool = False  # strip: the three horizontal taps as one product, for 16 channels and fewer
+    unroll: int = 1  # strip: image rows per turn of the loop; 1 or 3
+    splits: int = 1  # weight tile: pixel ranges summed apart
+    warps: int = 4
+    stages: int = 3
+
+
+MEASURED: dict[tuple[str, int, int, int, int, int], Config] = {}
+"""Configurations chosen by measurement, keyed by (pass, kernel, stride, height, channels, outputs); others follow `_default`."""
+
+
+def _power(value: int, least: int = 16) -> int:
+    return max(least, 1 << (value - 1).bit_length())
+
+
+def _default(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
+    """A sound configuration for any layer. `channels` are the ones summed over in a forward or input-gradient pass."""
+    narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 64
+    block_n = min(_power(outputs), 128)
+    rows = height if height <= 42 else (height + 1) // 2
+    if kind == "weight":
+        if narrow and outputs <= 32:
+            return Config(strip=True, rows=rows, window=channels <= 16, warps=4, stages=3)
+        taps = kernel * kernel * channels
+        return Config(
+            block_m=min(_power(taps, 64), 128), block_n=block_n, block_k=64, splits=_splits(taps, height), warps=4
+        )
+    if kind == "spread":
+        return Config(block_m=128, block_n=min(block_n, 64), block_k=32, warps=8 if block_n > 32 else 4, stages=2)
+    if narrow:
+        return Config(strip=True, rows=rows, window=channels <= 16, block_n=block_n, warps=4, stages=3)
+    return Config(
+        block_m=128, block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4, stages=4
+    )
+
+
+def _splits(taps: int, height: int) -> int:
+    return max(1, min(32, 4096 * height // (42 * taps)))
+
+
+def _config(
+    kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int, dtype: torch.dtype
+) -> Config:
+    key = (kind, kernel, stride, height, channels, outputs)
+    config = MEASURED.get(key) or _default(*key)
+    if dtype == torch.float32:  # twice the bytes per tile
+        config = replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
+    return config
+
+
+def _precision(dtype: torch.dtype) -> str:
+    return "tf32" if dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _out_size(size: int, kernel: int, stride: int) -> int:
+    return (size + 2 * (kernel // 2) - kernel) // stride + 1
+
+
+def _empty(shape: tuple[int, ...], grouped: bool, like: Tensor) -> Tensor:
+    """An activation in member-major order, or in the order `[batch, y, x, member, channel]` of a grouped convolution."""
+    m, b, h, w, c = shape
+    if grouped:
+        return like.new_empty((b, h, w, m, c)).permute(3, 0, 1, 2, 4)
+    return like.new_empty(shape)
+
+
+def _grouped(x: Tensor) -> bool:
+    return x.shape[0] > 1 and x.stride(0) < x.stride(3)
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _matching(x: Tensor | None, like: Tensor) -> Tensor | None:
+    if x is None or x.stride() == like.stride():
+        return x
+    return torch.empty_like(like, dtype=x.dtype).copy_(x)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """Weights as `[member, out, ky, kx, in]` in memory; free when they are kept that way."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
+    """Strides of member, image, row and pixel; an input shared by the members has member stride 0."""
+    return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
+
+
+def _run_product(
+    x: Tensor, packed: Tensor, bias: Tensor | None, add: Tensor | None, gate: Tensor | None, out: Tensor,
+    stride: int, relu: bool, flip: bool, config: Config | None,
+) -> None:  # fmt: skip
+    members, outputs, kernel, _, channels = packed.shape
+    w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
+    if flip:
+        packed = packed.view(-1)[(kernel * kernel - 1) * channels :]
+        channels, outputs = outputs, channels
+        w_strides = (w_sm, w_si, w_so, -w_sy, -w_sx)
+    else:
+        w_strides = (w_sm, w_so, w_si, w_sy, w_sx)
+    batch, in_h, in_w = x.shape[1:4]
+    out_h, out_w = out.shape[2:4]
+    config = config or _config("input" if flip else "forward", kernel, stride, in_h, channels, outputs, x.dtype)
+    pointers = (
+        x,
+        packed,
+        out if bias is None else bias,
+        out if add is None else add,
+        out if gate is None else gate,
+        out,
+    )
+    strides = (*_steps(x, members), *w_strides, *out.stride()[:4])
+    flags = {
+        "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
+        "member_fast": _grouped(out), "precision": _precision(x.dtype),
+        "num_warps": config.warps, "num_stages": config.stages,
+    }  # fmt: skip
+    if config.strip:
+        block_n = _power(outputs)
+        padded = 1 << (channels - 1).bit_length()
+        block_k = _power(3 * padded) if config.window else _power(channels)
+        rows = min(config.rows, in_h)
+        grid = (members * triton.cdiv(batch * in_w, config.block_m) * triton.cdiv(in_h, rows),)
+        _strip_kernel[grid](
+            *pointers, members, batch, *strides, in_h, in_w, channels, padded, outputs,
+            block_m=config.block_m, block_n=block_n, block_k=block_k, rows=rows, window=config.window, unroll=config.unroll, **flags,
+        )  # fmt: skip
+    else:
+        block_n = min(config.block_n, _power(outputs))
+        grid = (members * triton.cdiv(batch * out_h * out_w, config.block_m) * triton.cdiv(outputs, block_n),)
+        _tile_kernel[grid](
+            *pointers, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+            block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(channels)), **flags,
+        )  # fmt: skip
+
+
+def run_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    """Launch the forward pass; `config` overrides the table."""
+    packed = _packed(weight)
+    members, outputs, kernel = packed.shape[:3]
+    x = _readable(x)
+    out = _empty(_shape(x, weight, stride), grouped, x)
+    _run_product(x, packed, bias, _matching(residual, out), None, out, stride, relu, False, config)
+    return out
+
+
+def run_input_gradient(
+    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    """Launch the input gradient: `(gradient + add) * (gate > 0)`."""
+    packed = _packed(weight)
+    members, outputs, kernel, _, channels = packed.shape
+    g = _readable(g)
+    out = _empty((members, g.shape[1], height, width, channels), _grouped(g), g)
+    add, gate = _matching(add, out), _matching(gate, out)
+    if stride == 1:
+        _run_product(g, packed, None, add, gate, out, 1, False, True, config)
+        return out
+    if stride != 2:
+        raise ValueError(f"the input gradient is written for strides 1 and 2, not {stride}")
+    config = config or _config("spread", kernel, stride, height, channels, outputs, g.dtype)
+    block_n = min(config.block_n, _power(channels))
+    half = ((height + 1) // 2) * ((width + 1) // 2)
+    grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
+    w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
+    _spread_kernel[grid](
+        g, packed, out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
+        *_steps(g, members), w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
+        height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
+        has_add=add is not None, has_gate=gate is not None, member_fast=_grouped(out),
+        block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
+        precision=_precision(g.dtype), num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return out
+
+
+def run_weight_gradient(
+    x: Tensor, g: Tensor, kernel: int, stride: int, config: Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """Launch the weight and bias gradients, `[member, out, in, ky, kx]` and `[member, out]`."""
+    x, g = _readable(x), _readable(g)
+    members, batch, out_h, out_w, outputs = g.shape
+    in_h, in_w, channels = x.shape[2:]
+    config = config or _config("weight", kernel, stride, in_h, channels, outputs, x.dtype)
+    taps = kernel * kernel * channels
+    strides = (*_steps(x, members), *_steps(g, members))
+    options = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
+    if config.strip:
+        padded = 1 << (channels - 1).bit_length()
+        block_k = _power(3 * padded) if config.window else _power(channels)
+        rows = min(config.rows, in_h)
+        grid = (triton.cdiv(batch * in_w, config.block_m), triton.cdiv(in_h, rows), members)
+        slots = grid[0] * grid[1]
+        out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
+        total = x.new_empty((members, slots, outputs), dtype=torch.float32)
+        _weight_strip_kernel[grid](
+            x, g, out, total, members, batch, *strides, in_h, in_w, channels, padded, outputs,
+            block_m=config.block_m, block_n=_power(outputs), block_k=block_k, rows=rows, window=config.window, **options,
+        )  # fmt: skip
+    else:
+        slots = max(1, min(config.splits, triton.cdiv(batch * out_h * out_w, config.block_k)))
+        out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32 if slots > 1 else x.dtype)
+        total = x.new_empty((members, slots, outputs), dtype=torch.float32)
+        block_m, block_n = min(config.block_m, _power(taps)), min(config.block_n, _power(outputs))
+        grid = (triton.cdiv(taps, block_m) * triton.cdiv(outputs, block_n), slots, members)
+        _weight_tile_kernel[grid](
+            x, g, out, total, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+            splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k, **options,
+        )  # fmt: skip
+    weight = out.sum(1).to(x.dtype) if slots > 1 else out
+    weight = weight.view(members, outputs, kernel, kernel, channels).permute(0, 1, 4, 2, 3)
+    return weight, (total.sum(1) if slots > 1 else total.view(members, outputs)).to(x.dtype)
+
+
+def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, int]:
+    members, outputs, _, kernel, _ = weight.shape
+    height, width = (_out_size(s, kernel, stride) for s in x.shape[2:4])
+    return members, x.shape[1], height, width, outputs
+
+
+@torch.library.custom_op("steadyq::conv", mutates_args=())
+def _conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool
+) -> Tensor:
+    return run_forward(x, weight, bias, residual, stride, relu, grouped)
+
+
+@_conv.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool
+) -> Tensor:
+    return _empty(_shape(x, weight, stride), grouped, x)
+
+
+@torch.library.custom_op("steadyq::conv_input_gradient", mutates_args=())
+def _input_gradient(
+    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int
+) -> Tensor:
+    return run_input_gradient(g, weight, add, gate, height, width, stride)
+
+
+@_input_gradient.register_fake
+def _(
+    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int
+) -> Tensor:
+    return _empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]), _grouped(g), g)
+
+
+@torch.library.custom_op("steadyq::conv_weight_gradient", mutates_args=())
+def _weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
+    return run_weight_gradient(x, g, kernel, stride)
+
+
+@_weight_gradient.register_fake
+def _(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
+    members, outputs, channels = g.shape[0], g.shape[4], x.shape[4]
+    weight = x.new_empty((members, outputs, kernel, kernel, channels)).permute(0, 1, 4, 2, 3)
+    return weight, x.new_empty((members, outputs))
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(x, weight, bias, residual, stride: int, relu: bool, grouped: bool) -> Tensor:
+        return torch.ops.steadyq.conv(x, weight, bias, residual, stride, relu, grouped)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        x, weight, bias, residual, stride, relu, _ = inputs
+        ctx.save_for_backward(x, weight, output if relu else None)
+        ctx.stride, ctx.relu, ctx.has_bias, ctx.has_residual = stride, relu, bias is not None, residual is not None
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, y = ctx.saved_tensors
+        g = torch.ops.aten.threshold_backward(dy, y, 0) if ctx.relu else dy
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.steadyq.conv_input_gradient(g, weight, None, None, x.shape[2], x.shape[3], ctx.stride)
+            if x.shape[0] != dx.shape[0]:
+                dx = dx.sum(0, keepdim=True)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dw, db = torch.ops.steadyq.conv_weight_gradient(x, g, weight.shape[-1], ctx.stride)
+        return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None, None
+
+
+def available(x: Tensor) -> bool:
+    """Whether the kernels can take `x`: Triton is there, and a GPU, or Triton's interpreter."""
+    return triton is not None and (x.is_cuda or type(_tile_kernel).__name__ == "InterpretedFunction")
+
+
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, relu: bool = False,
+    residual: Tensor | None = None, grouped: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Convolve each member's activations with its own weights: `y = relu(conv(x) + bias + residual)`.
+
+    `x[member, batch, y, x, channel]`, or `[1, batch, ...]` shared by all members; `weight[member, out, in, k, k]` with k = 3
+    (padding 1) or 1 (none); `bias[member, out]`. Differentiable in x, weight, bias and residual, under `torch.func` too.
+    `grouped` asks for the memory order `[batch, y, x, member, channel]`; by default the output follows the input's.
+    """
+    if not available(x):
+        return conv_reference(x, weight, bias, stride=stride, relu=relu, residual=residual)
+    return _Conv.apply(x, weight, bias, residual, stride, relu, _grouped(x) if grouped is None else grouped)
+
+
+def conv_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, relu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """What `conv` computes, as one plain convolution per member."""
+    x = x.expand(weight.shape[0], *x.shape[1:])
+    y = torch.stack(
+        [
+            F.conv2d(x[m].permute(0, 3, 1, 2), w, None if bias is None else bias[m], stride, w.shape[-1] // 2)
+            for m, w in enumerate(weight)
+        ]
+    ).permute(0, 1, 3, 4, 2)
+    if residual is not None:
+        y = y + residual
+    return F.relu(y) if relu else y

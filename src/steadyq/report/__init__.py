@@ -1,0 +1,1 @@
+"""Pages and figures a person looks at."""

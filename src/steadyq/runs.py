@@ -1,0 +1,291 @@
+"""The run folder: what a run is, what it measured, and where it can continue.
+
+    recipe.toml       the resolved recipe, protocol included
+    metrics.jsonl     one row per `record.every` steps (docs/metrics.md)
+    events.jsonl      finished games, resets, starts and resumes
+    checkpoints/N/    complete state at step N: written beside, synced, then renamed, so it is whole or absent
+    result.json       the evaluation, once the run has finished
+    tensorboard/      the same metrics for TensorBoard
+
+The JSONL files are the truth. A checkpoint remembers how long they were; continuing cuts off what was written after it.
+"""
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from steadyq.errors import UserError
+from steadyq.recipe import Recipe
+
+
+def default_path(recipe: Recipe) -> Path:
+    """Return runs/<env>-<preset>-<scale>-seed<n>, so that the same command finds the same run."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", recipe.env)
+    return Path("runs") / f"{name}-{recipe.preset}-{recipe.scale}-seed{recipe.seed}"
+
+
+class RunFolder:
+    """A run on disk, read-only until `begin`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe the run was started with."""
+        file = self.path / "recipe.toml"
+        if not self.path.exists():
+            raise UserError(f"no run at {self.path}{_near(self.path)}")
+        if not file.is_file():
+            raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
+        return Recipe.from_toml(file.read_text())
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The evaluation at the end, if the run has finished."""
+        file = self.path / "result.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl."""
+        return list(_rows(self.path / "metrics.jsonl"))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Rows of events.jsonl."""
+        return list(_rows(self.path / "events.jsonl"))
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file: --run needs a folder")
+        if (self.path / "recipe.toml").exists():
+            different = recipe.differences(self.recipe)
+            if different:
+                more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+                raise UserError(
+                    f"{self.path} belongs to another recipe ({different[0]}{more}): choose another --run folder"
+                )
+        elif self.path.is_dir() and any(entry.name != "lock" for entry in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and not a run folder: choose another --run folder")
+        parent = self.path
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise UserError(f"cannot write to {parent}: choose another --run folder")
+
+    def begin(self, recipe: Recipe) -> "Writer":
+        """Lock the folder for writing; keeps what is there."""
+        self.check(recipe)
+        self.path.mkdir(parents=True, exist_ok=True)
+        return Writer(self, recipe)
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        folder = self.path / "checkpoints"
+        return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+
+    def weights(self) -> tuple[dict[str, Tensor], int]:
+        """The newest online parameters and the step they belong to."""
+        checkpoints = self.checkpoints()
+        if not checkpoints:
+            raise UserError(f"{self.path} has no checkpoint yet: train it first")
+        return load_file(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """A run's complete state: named groups of tensors, and what is not a tensor."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    plain: dict[str, Any]
+
+
+class Writer:
+    """Exclusive write access to a run folder."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe) -> None:
+        self.folder, self.path, self.recipe = folder, folder.path, recipe
+        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 held until close
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(f"another process is training in {self.path}") from None
+        _replace_text(self.path / "recipe.toml", recipe.to_toml())
+        shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
+        self._files: dict[str, IO[str]] = {}
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint, with the logs cut back to what it had seen; None at a first start."""
+        checkpoints = self.folder.checkpoints()
+        if not checkpoints:
+            self._cut({"metrics": 0, "events": 0})
+            return None
+        newest = checkpoints[-1]
+        tensors = {file.stem: load_file(file) for file in sorted(newest.glob("*.safetensors"))}
+        plain = json.loads((newest / "state.json").read_text())
+        self._cut(plain["log_bytes"])
+        return Checkpoint(tensors, plain)
+
+    def save(self, checkpoint: Checkpoint, step: int, into: str = "checkpoints") -> Path:
+        """Write a checkpoint atomically, then drop older ones; `into="diverged"` keeps a broken state apart."""
+        folder = self.path / into
+        unfinished, final = folder / "unfinished", folder / f"{step:010d}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for name, group in checkpoint.tensors.items():
+            save_file(
+                {key: t.detach().contiguous().cpu() for key, t in group.items()}, unfinished / f"{name}.safetensors"
+            )
+        sizes = {}
+        for name in ("metrics", "events"):
+            file = self._open(name)
+            file.flush()
+            os.fsync(file.fileno())
+            sizes[name] = file.tell()
+        (unfinished / "state.json").write_text(json.dumps(checkpoint.plain | {"log_bytes": sizes}))
+        for file_path in unfinished.iterdir():
+            _sync(file_path)
+        _sync(unfinished)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(unfinished, final)
+        _sync(folder)
+        for old in folder.iterdir():
+            if old != final:
+                shutil.rmtree(old)
+        return final
+
+    def drop_replay(self) -> None:
+        """Remove the replay buffer from the last checkpoint: a finished run no longer needs it."""
+        for checkpoint in self.folder.checkpoints():
+            (checkpoint / "replay.safetensors").unlink(missing_ok=True)
+
+    def metric(self, row: Mapping[str, Any]) -> None:
+        """Append a row of metrics."""
+        self._append("metrics", row)
+
+    def event(self, kind: str, step: int, **values: Any) -> None:
+        """Append an event."""
+        self._append("events", {"event": kind, "step": step, **values})
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json."""
+        _replace_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Release the folder."""
+        for file in self._files.values():
+            file.close()
+        self._lock.close()
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        file = self._open(name)
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+
+    def _open(self, name: str) -> IO[str]:
+        if name not in self._files:
+            self._files[name] = open(self.path / f"{name}.jsonl", "a")  # noqa: SIM115 closed in close()
+        return self._files[name]
+
+    def _cut(self, sizes: Mapping[str, int]) -> None:
+        for name, size in sizes.items():
+            file = self._open(name)
+            file.truncate(size)
+            file.seek(size)
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and hardware, for everything that reports a number."""
+    packages = ("torch", "numpy", "gymnasium", "ale-py", "MinAtar", "envpool", "triton")
+    versions = {"python": platform.python_version(), "steadyq": _version("steadyq")}
+    versions |= {name: found for name in packages if (found := _version(name))}
+    return {
+        "versions": versions,
+        "commit": _commit(),
+        "hardware": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "command": " ".join(["steadyq", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("steadyq", "__main__") else None,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str | None:
+    """The checkout's commit, `+` where it has changes; STEADYQ_COMMIT where the code travelled without its history."""
+    if given := os.environ.get("STEADYQ_COMMIT"):
+        return given
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here))
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        return names[0] if names else platform.processor()
+    except OSError:
+        return platform.processor()
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    if file.is_file():
+        for line in file.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return  # the half line of a killed run
+
+
+def _near(path: Path) -> str:
+    from steadyq.errors import nearest
+
+    siblings = [p.parent.name for p in path.parent.glob("*/recipe.toml")] if path.parent.is_dir() else []
+    return f": {nearest(path.name, siblings)}" if siblings else ""
+
+
+def _replace_text(file: Path, text: str) -> None:
+    beside = file.with_suffix(file.suffix + ".unfinished")
+    beside.write_text(text)
+    _sync(beside)
+    os.replace(beside, file)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

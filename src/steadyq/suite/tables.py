@@ -1,0 +1,100 @@
+"""A small table of results: plain data, readable in a terminal and as JSON."""
+
+import io
+import json
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value, the digits to show of it, and whether it is the best of its kind."""
+
+    value: Value
+    digits: int = 3
+    best: bool = False
+
+    @property
+    def text(self) -> str:
+        """The value as shown; a star marks the best, which survives terminals without bold."""
+        if self.value is None:
+            return "-"
+        shown = f"{self.value:.{self.digits}f}" if isinstance(self.value, float) else str(self.value)
+        return "*" + shown if self.best else shown
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, named columns, rows of cells and the notes printed below them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns")
+
+    def text(self, width: int = 120) -> str:
+        """Return the table as plain text of at most `width` columns."""
+        file = io.StringIO()
+        render(self, Console(file=file, width=width, color_system=None, legacy_windows=False))
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+    def json(self) -> str:
+        """Return the unrounded values as JSON, with the positions [row, column] of the best."""
+        best = [[r, c] for r, row in enumerate(self.rows) for c, cell in enumerate(row) if cell.best]
+        rows = [[cell.value for cell in row] for row in self.rows]
+        content = {"title": self.title, "columns": self.columns, "rows": rows, "best": best, "notes": self.notes}
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
+
+
+def render(table: Table, console: Console) -> None:
+    """Print a table; one too wide for the console is split, its first column repeated, so that no digit is cut."""
+    console.print(Text(table.title, style="bold"))
+    for part in _fitting_parts(table, console):
+        console.print(_rich(table, part))
+    for note in table.notes:
+        console.print(Text(note), soft_wrap=False)
+
+
+def _fitting_parts(table: Table, console: Console) -> list[list[int]]:
+    parts: list[list[int]] = []
+    for column in range(1, len(table.columns)):
+        if parts and _needs(table, [*parts[-1], column], console) <= console.width:
+            parts[-1].append(column)
+        else:
+            parts.append([0, column])
+    return parts or [[0]]
+
+
+def _needs(table: Table, part: list[int], console: Console) -> int:
+    # Asked of an unbounded console, because rich never reports a need beyond the width it is given.
+    options = console.options.update(width=10_000)
+    return Measurement.get(console, options, _rich(table, part)).minimum
+
+
+def _rich(table: Table, part: list[int]) -> RichTable:
+    shown = RichTable(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in part:
+        cells = [row[column] for row in table.rows]
+        name = table.columns[column]
+        if any(isinstance(cell.value, int | float) for cell in cells):
+            # Numbers keep their full width, so their heading breaks at its last space instead; only words may wrap.
+            lines = name.rsplit(" ", 1)
+            widest = max(map(len, [*lines, *(cell.text for cell in cells)]))
+            shown.add_column(Text("\n".join(lines)), justify="right", no_wrap=True, min_width=widest)
+        else:
+            shown.add_column(Text(name), overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(row[c].text, style="bold" if row[c].best else "") for c in part))
+    return shown

@@ -1,0 +1,313 @@
+"""The training loop: act, store, learn, regulate, measure, record."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq import envs
+from steadyq.agent import Agent, device_for, estimator_for, learner_for
+from steadyq.evaluate import greedy_policy, play_games, random_policy
+from steadyq.explore import Epsilon, FrameStack, epsilon_greedy
+from steadyq.recipe import Recipe
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
+from steadyq.runs import Checkpoint, Writer, provenance
+from steadyq.value.ceiling import Ceiling
+from steadyq.value.operators import order_for
+from steadyq.value.regulation import reinitialise_, spike_ratios
+from steadyq.value.shapes import Draw
+
+AUTO_HORIZON = 1000
+"""Steps over which `operator.forbid auto` averages how often experience is rewarded."""
+
+
+class Diverged(RuntimeError):
+    """A loss or value stopped being finite."""
+
+
+class Training:
+    """All state of one run, one `step` at a time."""
+
+    def __init__(self, recipe: Recipe, writer: Writer) -> None:
+        self.recipe, self.writer = recipe, writer
+        self.device = device_for(recipe)
+        self.env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
+        self.spec = self.env.spec
+        self.generator = torch.Generator().manual_seed(recipe.seed)  # initial parameters and resets
+        self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
+        self.learner = learner_for(recipe, self.spec, self.generator, self.device)
+        replay = recipe.replay
+        self.ring = Ring(
+            self.spec,
+            replay.capacity,
+            gamma=recipe.optim.gamma,
+            steps=replay.n_step,
+            sampling=Sampling(replay.alpha, replay.beta, replay.epsilon),
+            device=self.device,
+        )
+        self.stack = FrameStack(self.spec, self.device)
+        self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
+        self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
+        self.step_count = self.games = self.resets = 0
+        self.score = np.zeros(self.spec.lanes)
+        self.game_steps = np.zeros(self.spec.lanes, np.int64)
+        self.recent: deque[float] = deque(maxlen=10)  # raw returns of the last finished games
+        self.rewarded_share = 0.0
+        self.sums: dict[str, Tensor] = {}
+        self.summed = torch.zeros((), device=self.device)
+        self.wall = 0.0
+        self._clock = time.monotonic()
+
+    def start(self) -> None:
+        """Begin the first games."""
+        frame = self.env.reset()
+        self.ring.begin(frame)
+        self.stack.push(frame)
+
+    def step(self) -> dict[str, Any] | None:
+        """One step of every lane, and the learning that is due after it; returns the metrics row if one was due."""
+        lanes, recipe = self.spec.lanes, self.recipe
+        action = epsilon_greedy(self.act_values(), self.epsilon.at(self.step_count), self.rng)
+        step = self.env.step(action)
+        reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
+        ended = step.terminated | step.truncated
+        self.ring.add(action, reward, step)
+        self.stack.push(step.frame, ended)
+        if recipe.operator.ceiling == "running_max":
+            self.ceiling.add(reward, ended)
+            self.learner.ceiling.fill_(self.ceiling.value)
+        before = self.step_count
+        self.step_count += lanes
+        self.rewarded_share += (
+            (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
+        )
+        self._count_games(step.reward, step.game_over)
+
+        vector_step = self.step_count // lanes
+        if self.step_count > recipe.replay.warmup and vector_step % recipe.replay.every == 0:
+            for _ in range(recipe.replay.ratio):
+                self.learn()
+        if self.step_count > recipe.replay.warmup and vector_step % recipe.regulation.every == 0:
+            self.regulate()
+        if before // recipe.record.every != self.step_count // recipe.record.every:
+            return self.record()
+        return None
+
+    def act_values(self) -> Tensor:
+        """The acting networks' mean value of every action, [lane, action]."""
+        learner = self.learner
+        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
+        with torch.no_grad():
+            return learner.values(params, self.stack.observation).q.mean(0)
+
+    def learn(self) -> None:
+        """One update on a fresh batch."""
+        operator = self.recipe.operator
+        uniform = torch.from_numpy(self.rng.random(self.recipe.replay.batch)).to(self.device)
+        order = order_for(operator.exchange, self.recipe.ensemble.members, self.rng).to(self.device)
+        forbid = operator.forbid == "rewarded" or (operator.forbid == "auto" and self.rewarded_share < 0.5)
+        batch = self.ring.sample(uniform)
+        update = self.learner.update(batch, Draw(order, torch.tensor(forbid, device=self.device)))
+        self.ring.priorities.update(batch.index, batch.stamp, update.priority)
+        for name, value in update.measures.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+        self.summed += 1
+
+    def regulate(self) -> None:
+        """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
+        section, network = self.recipe.regulation, self.learner.ensemble.network
+        layers = network.monitored
+        ratios = spike_ratios(self.learner.online, layers, section.quantile).cpu()
+        self.writer.event("spikes", self.step_count, layers=list(layers), ratios=_rounded(ratios))
+        mask = ratios > section.threshold
+        if section.intervention == "none" or not mask.any():
+            return
+        learner = self.learner
+        reinitialise_(mask, layers, learner.ensemble, learner.online, learner.target, learner.adam, self.generator)
+        for member, layer in mask.nonzero().tolist():
+            self.resets += 1
+            self.writer.event(
+                "reset",
+                self.step_count,
+                member=member,
+                layer=layers[layer],
+                ratio=round(float(ratios[member, layer]), 4),
+            )
+
+    def record(self) -> dict[str, Any]:
+        """Write a row of metrics: means since the last one."""
+        count = max(float(self.summed), 1.0)
+        means = {name: float(total) / count for name, total in self.sums.items()}
+        if not all(math.isfinite(value) for value in means.values()):
+            raise Diverged(self.diagnosis(means))
+        if means:
+            rewarded = means["rewarded"]
+            both = means.pop("same_action_and_rewarded")
+            means["same_action_rewarded"] = both / rewarded if rewarded else 0.0
+            means["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else 0.0
+        row: dict[str, Any] = {
+            "step": self.step_count,
+            "frames": self.step_count * self.spec.frames_per_step,
+            "updates": self.learner.updates,
+            "samples": self.learner.updates * self.recipe.replay.batch,
+            "games": self.games,
+            "return_10": sum(self.recent) / len(self.recent) if self.recent else None,
+            "epsilon": self.epsilon.at(self.step_count),
+            "ceiling": self.ceiling.value if math.isfinite(self.ceiling.value) else None,
+            "resets": self.resets,
+            **means,
+            "seconds": round(self.seconds(), 3),
+        }
+        self.writer.metric(row)
+        for total in self.sums.values():
+            total.zero_()
+        self.summed.zero_()
+        return row
+
+    def diagnosis(self, means: dict[str, float]) -> str:
+        """Name what is not finite, the layer first."""
+        bad = [name for name, p in self.learner.online.items() if not torch.isfinite(p).all()]
+        layer = bad[0].rsplit(".", 1)[0] if bad else None
+        measures = ", ".join(name for name, value in means.items() if not math.isfinite(value))
+        where = f"parameters of layer {layer!r} and {measures}" if layer else measures
+        every = self.recipe.record.every
+        return f"not finite: {where}, between steps {max(0, self.step_count - every)} and {self.step_count}"
+
+    def seconds(self) -> float:
+        """Training time so far, earlier parts of a continued run included."""
+        now = time.monotonic()
+        self.wall += now - self._clock
+        self._clock = now
+        return self.wall
+
+    def _count_games(self, reward: np.ndarray, game_over: np.ndarray) -> None:
+        self.score += reward
+        self.game_steps += 1
+        for lane in np.flatnonzero(game_over):
+            self.games += 1
+            self.recent.append(float(self.score[lane]))
+            self.writer.event(
+                "game", self.step_count, lane=int(lane), score=float(self.score[lane]), steps=int(self.game_steps[lane])
+            )
+            self.score[lane], self.game_steps[lane] = 0.0, 0
+
+    def agent(self) -> Agent:
+        """The agent as it is now."""
+        learner = self.learner
+        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything needed to continue bit for bit."""
+        learner = self.learner
+        return Checkpoint(
+            tensors={
+                "online": learner.online,
+                "target": learner.target,
+                "adam_first": learner.adam.first,
+                "adam_second": learner.adam.second,
+                "adam_step": learner.adam.step,
+                "replay": self.ring.state(),
+                "loop": {
+                    "observation": self.stack.observation,
+                    "generator": self.generator.get_state(),
+                    "score": torch.from_numpy(self.score),
+                    "game_steps": torch.from_numpy(self.game_steps),
+                    "summed": self.summed,
+                },
+                "sums": self.sums,
+                "env": {name: torch.from_numpy(array) for name, array in self.env.state().items()},
+                "ceiling": {name: torch.from_numpy(array) for name, array in self.ceiling.state().items()},
+            },
+            plain={
+                "step": self.step_count,
+                "updates": learner.updates,
+                "games": self.games,
+                "resets": self.resets,
+                "recent": list(self.recent),
+                "rewarded_share": self.rewarded_share,
+                "rng": self.rng.bit_generator.state,
+                "wall": self.seconds(),
+            },
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint, in place."""
+        learner, tensors, plain = self.learner, saved.tensors, saved.plain
+        for group, name in (
+            (learner.online, "online"),
+            (learner.target, "target"),
+            (learner.adam.first, "adam_first"),
+            (learner.adam.second, "adam_second"),
+            (learner.adam.step, "adam_step"),
+        ):
+            for key, tensor in group.items():
+                tensor.copy_(tensors[name][key])
+        self.ring.restore(tensors["replay"])
+        loop = tensors["loop"]
+        self.stack.observation.copy_(loop["observation"])
+        self.generator.set_state(loop["generator"])
+        self.score[:] = loop["score"].numpy()
+        self.game_steps[:] = loop["game_steps"].numpy()
+        self.summed.copy_(loop["summed"])
+        self.sums = {name: value.to(self.device) for name, value in tensors["sums"].items()}
+        self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
+        self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
+        self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
+        self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
+        self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
+        self.recent.extend(plain["recent"])
+        self.rng.bit_generator.state = plain["rng"]
+        self.wall, self._clock = plain["wall"], time.monotonic()
+
+
+def final_result(training: Training, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Evaluate the final weights and a random policy, and say what was run on what."""
+    recipe = training.recipe
+    games = play_games(
+        greedy_policy(training.agent()),
+        recipe.env,
+        recipe.protocol,
+        episodes=recipe.evaluation.episodes,
+        seed=recipe.seed,
+        device=str(training.device),
+        progress=progress,
+    )
+    baseline = play_games(
+        random_policy(training.spec.num_actions, recipe.seed),
+        recipe.env,
+        recipe.protocol,
+        episodes=recipe.evaluation.random_episodes,
+        seed=recipe.seed,
+    )
+    returns = [game.score for game in games]
+    return {
+        "env": recipe.env,
+        "preset": recipe.preset,
+        "scale": recipe.scale,
+        "seed": recipe.seed,
+        "protocol": recipe.protocol.name,
+        "steps": training.step_count,
+        "frames": training.step_count * training.spec.frames_per_step,
+        "updates": training.learner.updates,
+        "games": training.games,
+        "resets": training.resets,
+        "episodes": len(returns),
+        "returns": returns,
+        "mean_return": float(np.mean(returns)),
+        "first_10_mean_return": float(np.mean(returns[:10])),
+        "training_return_10": sum(training.recent) / len(training.recent) if training.recent else None,
+        "random_return": float(np.mean([game.score for game in baseline])),
+        "random_episodes": len(baseline),
+        "wall_seconds": round(training.wall, 1),
+        **provenance(),
+    }
+
+
+def _rounded(ratios: Tensor) -> list[list[float]]:
+    return [[round(value, 4) for value in row] for row in ratios.tolist()]

@@ -1,0 +1,108 @@
+"""The learning step: where the three axes meet.
+
+`Learner.update` is the one function that is compiled and captured; wrapping happens here and nowhere else.
+All randomness comes in through `Draw`; nothing in it waits for the device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steadyq.nets.ensemble import Ensemble
+from steadyq.value.estimators import Estimator
+from steadyq.value.operators import Operator, take
+from steadyq.value.optim import Adam, AdamState, member_norm, polyak_
+from steadyq.value.shapes import Batch, Draw, Params, Update, Values
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Plain numbers of the learning step."""
+
+    adam: Adam
+    clip: float
+    tau: float
+    hard_copy_every: int
+
+
+class Learner:
+    """Online and target parameters, the optimizer, and the update that moves them."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        estimator: Estimator,
+        operator: Operator,
+        settings: Settings,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.ensemble = ensemble
+        self.estimator = estimator
+        self.operator = operator
+        self.settings = settings
+        self.device = torch.device(device)
+        self.online = ensemble.initial(generator, device)
+        self.target = {name: p.clone() for name, p in self.online.items()}
+        self.adam = AdamState.zeros(self.online)
+        self.ceiling = torch.full((), torch.inf, device=device)
+        self.updates = 0
+
+    def values(self, params: Params, observation: Tensor) -> Values:
+        """Distributions and means at the observations."""
+        z = self.ensemble.forward(params, observation)
+        return Values(z, self.estimator.q(z))
+
+    def loss(self, online: Params, batch: Batch, y: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the weighted loss summed over members, and per-sample losses and Q for the record."""
+        now = self.values(online, batch.observation)
+        action = batch.action.expand(now.z.shape[0], -1)
+        each = self.estimator.loss(take(now.z, action), y)  # [member, batch]
+        return (batch.weight * each.sum(0)).mean(), (each, now.q)
+
+    def update(self, batch: Batch, draw: Draw) -> Update:
+        """One gradient step of every member, and the target's step towards it."""
+        with torch.no_grad():
+            target = self.values(self.target, batch.next_observation)
+            online = self.values(self.online, batch.next_observation) if self.operator.reads_online else target
+            z_next = self.operator(online, target, batch, draw)
+            y = self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
+        gradient, (_, (each, q)) = torch.func.grad_and_value(self.loss, has_aux=True)(self.online, batch, y)
+        with torch.no_grad():
+            norm = member_norm(gradient)
+            scale = (self.settings.clip / norm.clamp_min(1e-6)).clamp_max(1.0)
+            self.settings.adam.step_(self.online, gradient, self.adam, scale)
+            self.updates += 1
+            self.move_target()
+            return self.measure(batch, target, y, each, q, norm)
+
+    def move_target(self) -> None:
+        """Polyak after every update, or a hard copy every so many."""
+        every = self.settings.hard_copy_every
+        if every == 0:
+            polyak_(self.target, self.online, self.settings.tau)
+        elif self.updates % every == 0:
+            polyak_(self.target, self.online, 1.0)
+
+    def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor, norm: Tensor) -> Update:
+        """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
+        taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
+        rewarded = batch.reward > 0
+        same = target.q.mean(0).argmax(-1) == batch.action
+        return Update(
+            priority=each.mean(0),
+            measures={
+                "loss": (batch.weight * each).mean(),
+                "q_taken": taken.mean(),
+                "q_max": q.max(-1).values.mean(),
+                "q_spread": q.std(0, correction=0).mean(),
+                "target": y.mean(),
+                "clipped": (y >= self.ceiling).float().mean(),
+                "same_action": same.float().mean(),
+                "rewarded": rewarded.float().mean(),
+                "same_action_and_rewarded": (same & rewarded).float().mean(),
+                "gradient_norm": norm.mean(),
+                "gradient_clipped": (norm > self.settings.clip).float().mean(),
+            },
+        )

@@ -1,0 +1,179 @@
+"""Gymnasium environments, real and made up for the test."""
+
+import dataclasses
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from playing import play, same
+
+from steadyq import envs
+from steadyq.envs.classic import GymnasiumGame
+from steadyq.errors import UserError
+
+PROTOCOL = envs.protocol_for("CartPole-v1")
+
+
+class Made(gymnasium.Env):
+    """An environment whose spaces and ends the test chooses."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    def __init__(self, action_space=None, observation_space=None, ends=(False, False), missing=False, render_mode=None):
+        if missing:
+            raise gymnasium.error.DependencyNotInstalled("box2d is missing")
+        self.action_space = action_space or spaces.Discrete(3)
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2,))
+        self.ends = ends
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), float(action), *self.ends, {}
+
+    def render(self):
+        return np.zeros((31, 41, 3), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def made():
+    gymnasium.register("SteadyQMade-v0", Made)
+    yield
+    del gymnasium.registry["SteadyQMade-v0"]
+
+
+def make(env: str = "CartPole-v1", *, seed: int = 1, training: bool = True, lanes: int = 1, **rules):
+    return envs.make(env, dataclasses.replace(PROTOCOL, **rules), seed=seed, training=training, lanes=lanes)
+
+
+def register(**kwargs) -> None:
+    gymnasium.registry["SteadyQMade-v0"].kwargs = kwargs
+
+
+def test_cartpole_equals_gymnasium():
+    env = make()
+    frame = env.reset()
+    assert frame.dtype == np.float32
+    plain = gymnasium.make("CartPole-v1")
+    observation, _ = plain.reset(seed=int(env.game_seed()[0]))
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        assert np.array_equal(frame[0], observation)
+        action = draw.integers(0, 2, 1)
+        step = env.step(action)
+        observation, reward, terminated, truncated, _ = plain.step(action[0])
+        assert (step.reward[0], step.terminated[0], step.truncated[0]) == (reward, terminated, truncated)
+        assert np.array_equal(step.final_frame[0], observation)
+        frame = step.frame
+        if terminated:
+            observation, _ = plain.reset(seed=int(env.game_seed()[0]))
+
+
+def test_time_limits():
+    env = make("MountainCar-v0")
+    env.reset()
+    own = play(env, 200)
+    assert [index for index, step in enumerate(own) if step.truncated[0]] == [199]
+    assert own[-1].game_over[0]
+    env = make(max_frames=5)
+    env.reset()
+    assert [bool(step.truncated[0]) for step in play(env, 10)] == ([False] * 4 + [True]) * 2
+
+
+def test_an_end_that_is_both_is_a_termination():
+    register(ends=(True, True))
+    env = make("SteadyQMade-v0")
+    env.reset()
+    step = play(env, 1)[0]
+    assert (step.terminated[0], step.truncated[0], step.game_over[0]) == (True, False, True)
+
+
+def test_actions_that_do_not_start_at_zero():
+    register(action_space=spaces.Discrete(3, start=5))
+    env = make("SteadyQMade-v0")
+    env.reset()
+    assert env.spec.num_actions == 3
+    assert env.step(np.array([2])).reward[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("box", "shape", "dtype", "pixel_max"),
+    [
+        (spaces.Box(0, 255, (12, 10, 3), np.uint8), (3, 12, 10), "uint8", 255),
+        (spaces.Box(0, 255, (3, 12, 10), np.uint8), (3, 12, 10), "uint8", 255),
+        (spaces.Box(0, 255, (12, 10), np.uint8), (1, 12, 10), "uint8", 255),
+        (spaces.Box(0, 1, (12, 10, 3), np.float64), (3, 12, 10), "float32", 1),
+        (spaces.Box(0, 1, (4, 5), np.float64), (20,), "float32", 1),
+        (spaces.Box(0, 128, (7,), np.uint8), (7,), "float32", 1),
+        (spaces.Box(0, 1, (), np.float32), (1,), "float32", 1),
+    ],
+)
+def test_frames(box, shape, dtype, pixel_max):
+    register(observation_space=box)
+    env = make("SteadyQMade-v0", stack=2)
+    assert (env.spec.frame_shape, env.spec.frame_dtype, env.spec.pixel_max) == (shape, dtype, pixel_max)
+    assert env.spec.observation_shape == (2 * shape[0], *shape[1:])
+    frame = env.reset()[0]
+    assert (frame.shape, str(frame.dtype)) == (shape, dtype)
+    box.seed(int(env.game_seed()[0]))
+    given = box.sample()
+    expected = given.transpose(2, 0, 1) if given.shape == (12, 10, 3) else given.reshape(shape)
+    assert np.array_equal(frame, expected.astype(dtype))
+
+
+def test_restore_continues_bit_for_bit():
+    env = make(lanes=2)
+    env.reset()
+    last = play(env, 77)[-1]
+    again = make(lanes=2)
+    assert env.state()["number"].min() >= 1
+    assert np.array_equal(again.restore(env.state()), last.frame)
+    assert same(play(env, 150, seed=4), play(again, 150, seed=4))
+
+
+def test_seed_decides_and_splits_differ():
+    def first(seed: int, training: bool = True):
+        return make(seed=seed, training=training).reset().tolist()
+
+    assert first(1) == first(1)
+    assert first(1) != first(2)
+    assert first(1) != first(1, training=False)
+
+
+def test_spaces_that_cannot_work():
+    with pytest.raises(UserError, match=r"Pendulum-v1 has actions Box.*needs a Discrete"):
+        make("Pendulum-v1")
+    register(observation_space=spaces.Discrete(4))
+    with pytest.raises(UserError, match=r"has observations Discrete\(4\); only Box"):
+        make("SteadyQMade-v0")
+
+
+def test_missing_dependency():
+    register(missing=True)
+    with pytest.raises(UserError, match=r"SteadyQMade-v0 needs a package that is not installed: box2d is missing"):
+        envs.spec("SteadyQMade-v0", PROTOCOL)
+
+
+def test_missing_module():
+    with pytest.raises(UserError, match=r"Gymnasium cannot make no_such_module:Thing-v0"):
+        make("no_such_module:Thing-v0")
+
+
+def test_pictures_have_even_sides():
+    pictures = list(envs.render("SteadyQMade-v0", PROTOCOL, 3, [0, 1]))
+    assert [picture.shape for picture in pictures] == [(30, 40, 3)] * 3
+    assert envs.frames_per_second("SteadyQMade-v0", PROTOCOL) == 7
+
+
+def test_close_closes():
+    game = GymnasiumGame("CartPole-v1", PROTOCOL)
+    closed = []
+    game._env.close = lambda: closed.append(True)
+    game.close()
+    assert closed
