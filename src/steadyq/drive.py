@@ -13,6 +13,7 @@ import torch
 
 from steadyq import envs
 from steadyq.agent import device_for, ensemble_for, learner_for
+from steadyq.cpu import settle
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
@@ -51,8 +52,7 @@ def train(
         return folder
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
-    if recipe.compute.threads:
-        torch.set_num_threads(recipe.compute.threads)
+    settle(recipe.compute.threads)
     _ = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol)).network.layers  # contradictions raise here
     device_for(recipe)
     writer = folder.begin(recipe)

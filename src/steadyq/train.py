@@ -18,7 +18,9 @@ from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.runs import Checkpoint, Writer, provenance
+from steadyq.value.capture import Captured
 from steadyq.value.ceiling import Ceiling
+from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for
 from steadyq.value.regulation import reinitialise_, spike_ratios
 from steadyq.value.shapes import Draw
@@ -59,8 +61,9 @@ class Training:
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=10)  # raw returns of the last finished games
         self.rewarded_share = 0.0
-        self.sums: dict[str, Tensor] = {}
-        self.summed = torch.zeros((), device=self.device)
+        self.sums = torch.zeros(len(MEASURES) + 1, device=self.device)  # of what updates measured, and their number
+        self._learn = Captured(self._learn_on_device, self.device)
+        self._act = Captured(self._act_on_device, self.device)
         self.wall = 0.0
         self._clock = time.monotonic()
 
@@ -101,23 +104,33 @@ class Training:
 
     def act_values(self) -> Tensor:
         """The acting networks' mean value of every action, [lane, action]."""
+        return self._act(self.stack.observation)
+
+    @torch.no_grad()
+    def _act_on_device(self, observation: Tensor) -> Tensor:
         learner = self.learner
         params = learner.online if self.recipe.explore.act_with == "online" else learner.target
-        with torch.no_grad():
-            return learner.values(params, self.stack.observation).q.mean(0)
+        return learner.values(params, observation).q.mean(0)
 
     def learn(self) -> None:
         """One update on a fresh batch."""
-        operator = self.recipe.operator
-        uniform = torch.from_numpy(self.rng.random(self.recipe.replay.batch)).to(self.device)
-        order = order_for(operator.exchange, self.recipe.ensemble.members, self.rng).to(self.device)
+        operator, members = self.recipe.operator, self.recipe.ensemble.members
+        uniform = self.rng.random(self.recipe.replay.batch)
+        order = order_for(operator.exchange, members, self.rng)
         forbid = operator.forbid == "rewarded" or (operator.forbid == "auto" and self.rewarded_share < 0.5)
-        batch = self.ring.sample(uniform)
-        update = self.learner.update(batch, Draw(order, torch.tensor(forbid, device=self.device)))
+        self._learn(torch.from_numpy(np.concatenate([uniform, order, [forbid]])))
+        self.learner.count()
+
+    def _learn_on_device(self, drawn: Tensor) -> Tensor:
+        """The device's part of an update: `drawn` holds one uniform per sample, the order, and whether to forbid."""
+        size = self.recipe.replay.batch
+        draw = Draw(order=drawn[size:-1].long(), forbid=drawn[-1] > 0)
+        batch = self.ring.sample(drawn[:size])
+        update = self.learner.update(batch, draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        for name, value in update.measures.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
-        self.summed += 1
+        self.sums[:-1] += torch.stack(list(update.measures.values()))
+        self.sums[-1] += 1
+        return self.sums
 
     def regulate(self) -> None:
         """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
@@ -142,8 +155,8 @@ class Training:
 
     def record(self) -> dict[str, Any]:
         """Write a row of metrics: means since the last one."""
-        count = max(float(self.summed), 1.0)
-        means = {name: float(total) / count for name, total in self.sums.items()}
+        *totals, count = self.sums.tolist()
+        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
         if not all(math.isfinite(value) for value in means.values()):
             raise Diverged(self.diagnosis(means))
         if means:
@@ -165,9 +178,7 @@ class Training:
             "seconds": round(self.seconds(), 3),
         }
         self.writer.metric(row)
-        for total in self.sums.values():
-            total.zero_()
-        self.summed.zero_()
+        self.sums.zero_()
         return row
 
     def diagnosis(self, means: dict[str, float]) -> str:
@@ -218,9 +229,8 @@ class Training:
                     "generator": self.generator.get_state(),
                     "score": torch.from_numpy(self.score),
                     "game_steps": torch.from_numpy(self.game_steps),
-                    "summed": self.summed,
+                    "sums": self.sums,
                 },
-                "sums": self.sums,
                 "env": {name: torch.from_numpy(array) for name, array in self.env.state().items()},
                 "ceiling": {name: torch.from_numpy(array) for name, array in self.ceiling.state().items()},
             },
@@ -254,8 +264,7 @@ class Training:
         self.generator.set_state(loop["generator"])
         self.score[:] = loop["score"].numpy()
         self.game_steps[:] = loop["game_steps"].numpy()
-        self.summed.copy_(loop["summed"])
-        self.sums = {name: value.to(self.device) for name, value in tensors["sums"].items()}
+        self.sums.copy_(loop["sums"])
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
         self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)

@@ -12,7 +12,10 @@ SPEC = EnvSpec("Test/Script", (1,), "float32", 1.0, 1, 2, 1, ("0", "1"), 1)
 
 
 class Script:
-    """Frames count up within a game, which begins at 100 x its number; `events` says what the steps lead to."""
+    """Frames count up within a game, which begins at 100 x its number; `events` says what the steps lead to.
+
+    T: the game ends. C: the time is up. B: both. L: a life is lost. X: a life is lost as the time is up.
+    """
 
     def __init__(self, events: str, dies_between_lives: bool = False):
         self.events, self.dies = events, dies_between_lives
@@ -34,7 +37,7 @@ class Script:
         self.clock += 1
         event = self.events[self.steps]
         self.steps += 1
-        self.outcome = Outcome(self.frame(), float(action), event == "T", event == "C", event == "L")
+        self.outcome = Outcome(self.frame(), float(action), event in "TB", event in "CBX", event in "LX")
 
     def receive(self) -> Outcome:
         return self.outcome
@@ -59,7 +62,9 @@ def flags(step) -> tuple[bool, bool, bool]:
 ACTION = np.array([1])
 
 
-@pytest.mark.parametrize(("event", "expected"), [("T", (True, False, True)), ("C", (False, True, True))])
+@pytest.mark.parametrize(
+    ("event", "expected"), [("T", (True, False, True)), ("C", (False, True, True)), ("B", (True, False, True))]
+)
 def test_a_game_that_ends_is_followed_at_once(event, expected):
     env = vector(Script("." + event))
     assert env.reset()[0] == 100
@@ -89,6 +94,16 @@ def test_lost_life_in_evaluation_only_skips_what_lies_between():
     lost = env.step(ACTION)
     assert flags(lost) == (False, False, False)
     assert lost.final_frame[0] == lost.frame[0] == 111
+
+
+@pytest.mark.parametrize(("life_loss_terminal", "expected"), [(True, (True, False)), (False, (False, True))])
+def test_life_lost_as_the_time_is_up(life_loss_terminal, expected):
+    # Nothing more is pressed in a game that is cut, so it cannot end in what would be pressed.
+    env = vector(Script("X", dies_between_lives=True), life_loss_terminal=life_loss_terminal)
+    env.reset()
+    step = env.step(ACTION)
+    assert flags(step) == (*expected, True)
+    assert (step.final_frame[0], step.frame[0]) == (101, 200)
 
 
 @pytest.mark.parametrize("life_loss_terminal", [True, False])
@@ -145,8 +160,10 @@ def test_restore_replays_lives_too_and_goes_on_with_the_next_number():
     assert state["number"].tolist() == [3, 0]
     assert state["length"].tolist() == [0, 3]
     assert all(array.dtype.kind == "i" for array in state.values())
-    again = vector(Script("T"), Script("L....T"))
+    games = Script("T"), Script("L....T")
+    again = vector(*games)
     assert again.restore(state)[1] == 113
+    assert games[0].prepared[-1] == seed_of_game(0, True, 0, 4)
     one, other = play(env, 5), play(again, 5)
     assert [step.game_over.tolist() for step in one] == [step.game_over.tolist() for step in other]
     assert env.state()["seed"].tolist() == again.state()["seed"].tolist()

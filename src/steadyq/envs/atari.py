@@ -126,10 +126,8 @@ class _Emulator:
         # Some games show 0 lives for a while before they end: that is no new life.
         life_lost = 0 < lives < self._lives and self._protocol.life_loss_terminal
         self._lives = lives
-        limit = self._protocol.max_frames
-        terminated = bool(over[0])
-        truncated = not terminated and 0 < limit <= int(info["episode_frame_number"][0])
-        return Outcome(frame[0], float(reward[0]), terminated, truncated, life_lost)
+        time_is_up = 0 < self._protocol.max_frames <= int(info["episode_frame_number"][0])
+        return Outcome(frame[0], float(reward[0]), bool(over[0]), time_is_up, life_lost)
 
     def next_life(self) -> Array | None:
         return self._press(_NOOP, _FIRE, _AFTER_FIRE) if self._fires else self._press(_NOOP)

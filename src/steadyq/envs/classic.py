@@ -1,5 +1,6 @@
 """Any registered Gymnasium environment with discrete actions and a Box to look at."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -86,9 +87,9 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield what the environment draws of a recorded game, cropped to even sides for video."""
     player = GymnasiumGame(game, protocol, render_mode="rgb_array")
-    for _ in replay(player, seed, actions):
-        yield player.picture()
-    player.close()
+    with contextlib.closing(player):
+        for _ in replay(player, seed, actions):
+            yield player.picture()
 
 
 def frames_per_second(game: str) -> float:
@@ -140,9 +141,7 @@ class GymnasiumGame:
     def send(self, action: int) -> None:
         """Play one step."""
         observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
-        ended = bool(terminated)
-        cut = bool(truncated) and not ended
-        self._outcome = Outcome(self._layout.frame(observation), float(reward), ended, cut)
+        self._outcome = Outcome(self._layout.frame(observation), float(reward), bool(terminated), bool(truncated))
 
     def receive(self) -> Outcome:
         """Return what the step led to."""

@@ -20,6 +20,7 @@ class Outcome:
     reward: float
     terminated: bool
     truncated: bool
+    """The time is up; a game may end at the same moment, which then counts."""
     life_lost: bool = False
     """A life was lost, the game goes on, and the protocol cares."""
 
@@ -119,11 +120,11 @@ class EpisodeVector:
             newest: Array | None = outcome.frame
             over = outcome.terminated or outcome.truncated
             if outcome.life_lost and not over:
-                newest = self._games[lane].next_life()
-                over = newest is None  # the game ended between two lives
-            terminated[lane] = outcome.terminated or (outcome.life_lost and (self._life_loss_terminal or over))
+                newest = self._games[lane].next_life()  # None: the game ended between two lives
+            lost = outcome.life_lost and self._life_loss_terminal
+            terminated[lane] = outcome.terminated or lost or newest is None
             truncated[lane] = outcome.truncated and not terminated[lane]
-            game_over[lane] = over
+            game_over[lane] = over = over or newest is None
             if terminated[lane] or truncated[lane]:
                 last[lane] = outcome.frame
             frame[lane] = self._next_game(lane) if over else newest

@@ -114,8 +114,8 @@ class MinAtarGame:
             self._last_action = self._actions[action]
         reward, over = self._env.act(self._last_action)
         self._steps += 1
-        truncated = not over and 0 < self._protocol.max_frames <= self._steps
-        self._outcome = Outcome(self._frame(), float(reward), bool(over), truncated)
+        time_is_up = 0 < self._protocol.max_frames <= self._steps
+        self._outcome = Outcome(self._frame(), float(reward), bool(over), time_is_up)
 
     def receive(self) -> Outcome:
         """Return what the step led to."""

@@ -68,15 +68,14 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
 
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield a recorded game, 512 x 512 pixels; a game is its level and its actions, whatever was played before."""
-    env = _open(game, protocol, lanes=1, seed=0, start_level=seed, num_levels=1)
-    observation, _ = env.reset()
-    yield _enlarge(observation[0])
-    for action in actions:
-        observation, _, terminated, truncated, _ = env.step(np.array([action], np.int32))
+    with contextlib.closing(_open(game, protocol, lanes=1, seed=0, start_level=seed, num_levels=1)) as env:
+        observation, _ = env.reset()
         yield _enlarge(observation[0])
-        if terminated[0] or truncated[0]:
-            break
-    env.close()
+        for action in actions:
+            observation, _, terminated, truncated, _ = env.step(np.array([action], np.int32))
+            yield _enlarge(observation[0])
+            if terminated[0] or truncated[0]:
+                return
 
 
 def _enlarge(frame: Array) -> NDArray[np.uint8]:

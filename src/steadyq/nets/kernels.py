@@ -58,7 +58,7 @@ def _finish(acc, bias, add, gate, out, offset, mask, relu: tl.constexpr, has_add
 @jit
 def _tile_kernel(
     x, w, bias, add, gate, out, members, batch,
-    x_sm, x_sb, x_sy, x_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
+    x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
@@ -112,15 +112,17 @@ def _tile_kernel(
 @jit
 def _strip_kernel(
     x, w, bias, add, gate, out, members, batch,
-    x_sm, x_sb, x_sy, x_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr,
+    x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr, wide: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, window: tl.constexpr,
-    unroll: tl.constexpr, precision: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     strips: tl.constexpr = (height + rows - 1) // rows
-    tiles = tl.cdiv(batch * width, block_m) * strips
+    each: tl.constexpr = 2 if pair else 1  # output pixels per row of the product
+    columns: tl.constexpr = (width + each - 1) // each
+    tiles = tl.cdiv(batch * columns, block_m) * strips
     if member_fast:
         m = (pid % members).to(tl.int64)
         pid = pid // members
@@ -129,23 +131,25 @@ def _strip_kernel(
         pid = pid % tiles
     first = (pid % strips) * rows
     p = (pid // strips) * block_m + tl.arange(0, block_m)
-    b = p // width
-    col = p % width
-    real = p < batch * width
+    b = p // columns
+    col = (p % columns) * each
+    real = p < batch * columns
     n = tl.arange(0, block_n)
-    kept = n < outputs
+    q = n // wide  # 0, or which pixel of the pair
+    o = n % wide
+    kept = o < outputs
     k = tl.arange(0, block_k)
     x_at = x + m * x_sm + (b * x_sb + (col - 1) * x_sx)[:, None]
-    w_at = w + m * w_sm + n[None, :] * w_sn
-    if window:  # the three taps of a row are one product over k = (kx, channel)
-        kx = k // padded
+    w_at = w + m * w_sm + o[None, :] * w_sn
+    if pair:  # k = (source pixel of four, channel): a row's three taps for two pixels are one product
+        px = k // padded
         c = k % padded
-        used = (kx < 3) & (c < channels)
-        x_at += (kx * x_sx + c)[None, :]
-        source = col[:, None] - 1 + kx[None, :]
-        seen = real[:, None] & used[None, :] & (source >= 0) & (source < width)
-        w_mask = used[:, None] & kept[None, :]
-        w_at += (kx * w_sx + c * w_sk)[:, None]
+        kx = px[:, None] - q[None, :]
+        x_at += (px * x_sx + c)[None, :]
+        source = col[:, None] - 1 + px[None, :]
+        seen = real[:, None] & (c < channels)[None, :] & (source >= 0) & (source < width)
+        w_mask = (kx >= 0) & (kx < 3) & (c < channels)[:, None] & kept[None, :]
+        w_at += kx * w_sx + (c * w_sk)[:, None]
         w0 = tl.load(w_at, mask=w_mask, other=0.0)
         w1 = tl.load(w_at + w_sy, mask=w_mask, other=0.0)
         w2 = tl.load(w_at + 2 * w_sy, mask=w_mask, other=0.0)
@@ -167,46 +171,45 @@ def _strip_kernel(
         w21 = tl.load(w_at + 2 * w_sy + w_sx, mask=w_mask, other=0.0)
         w22 = tl.load(w_at + 2 * w_sy + 2 * w_sx, mask=w_mask, other=0.0)
     if has_bias:
-        shift = tl.load(bias + m * outputs + n, mask=kept, other=0.0).to(tl.float32)
+        shift = tl.load(bias + m * outputs + o, mask=kept, other=0.0).to(tl.float32)
     else:
         shift = tl.zeros((block_n,), tl.float32)
-    offset = m * o_sm + (b * o_sb + col * o_sx)[:, None] + n[None, :]
-    store = real[:, None] & kept[None, :]
+    offset = m * o_sm + (b * o_sb + col * o_sx)[:, None] + (q * o_sx + o)[None, :]
+    store = real[:, None] & kept[None, :] & (col[:, None] + q[None, :] < width)
     above = tl.zeros((block_m, block_n), tl.float32)
     at = tl.zeros((block_m, block_n), tl.float32)
-    for turn in range((rows + 1 + unroll) // unroll):
-        for part in tl.static_range(unroll):  # over one rotation (3), the accumulators stay in place
-            row = first - 1 + unroll * turn + part
-            inside = (row >= 0) & (row < height)
-            below = tl.zeros((block_m, block_n), tl.float32)
-            if window:
-                a = tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0)
-                above = tl.dot(a, w2, above, input_precision=precision)
-                at = tl.dot(a, w1, at, input_precision=precision)
-                below = tl.dot(a, w0, below, input_precision=precision)
-            else:
-                a0 = tl.load(x_at + row * x_sy, mask=left & inside, other=0.0)
-                a1 = tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0)
-                a2 = tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0)
-                above = tl.dot(a0, w20, above, input_precision=precision)
-                at = tl.dot(a0, w10, at, input_precision=precision)
-                below = tl.dot(a0, w00, below, input_precision=precision)
-                above = tl.dot(a1, w21, above, input_precision=precision)
-                at = tl.dot(a1, w11, at, input_precision=precision)
-                below = tl.dot(a1, w01, below, input_precision=precision)
-                above = tl.dot(a2, w22, above, input_precision=precision)
-                at = tl.dot(a2, w12, at, input_precision=precision)
-                below = tl.dot(a2, w02, below, input_precision=precision)
-            done = store & (row > first) & (row <= height) & (row <= first + rows)
-            _finish(above, shift, add, gate, out, offset + (row - 1) * o_sy, done, relu, has_add, has_gate)
-            above = at
-            at = below
+    for step in range(rows + 2):
+        row = first - 1 + step
+        inside = (row >= 0) & (row < height)
+        below = tl.zeros((block_m, block_n), tl.float32)
+        if pair:
+            a = tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0)
+            above = tl.dot(a, w2, above, input_precision=precision)
+            at = tl.dot(a, w1, at, input_precision=precision)
+            below = tl.dot(a, w0, below, input_precision=precision)
+        else:
+            a0 = tl.load(x_at + row * x_sy, mask=left & inside, other=0.0)
+            a1 = tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0)
+            a2 = tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0)
+            above = tl.dot(a0, w20, above, input_precision=precision)
+            at = tl.dot(a0, w10, at, input_precision=precision)
+            below = tl.dot(a0, w00, below, input_precision=precision)
+            above = tl.dot(a1, w21, above, input_precision=precision)
+            at = tl.dot(a1, w11, at, input_precision=precision)
+            below = tl.dot(a1, w01, below, input_precision=precision)
+            above = tl.dot(a2, w22, above, input_precision=precision)
+            at = tl.dot(a2, w12, at, input_precision=precision)
+            below = tl.dot(a2, w02, below, input_precision=precision)
+        done = store & (row > first) & (row <= height)
+        _finish(above, shift, add, gate, out, offset + (row - 1) * o_sy, done, relu, has_add, has_gate)
+        above = at + 0.0  # an addition, not a move: moving an accumulator in flight would serialise the matrix unit
+        at = below + 0.0
 
 
 @jit
 def _spread_kernel(
     g, w, add, gate, out, members, batch,
-    g_sm, g_sb, g_sy, g_sx, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx,
+    g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr,
     has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
@@ -281,15 +284,20 @@ def _spread_kernel(
 @jit
 def _weight_tile_kernel(
     x, g, out, bias_out, members, batch,
-    x_sm, x_sb, x_sy, x_sx, g_sm, g_sb, g_sy, g_sx,
+    x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
-    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr, splits: tl.constexpr,
+    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
+    images: tl.constexpr, splits: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Weight and bias gradient: rows j = (ky, kx, channel), columns the outputs, summed over one of `splits` pixel ranges."""
+    """Weight and bias gradient: rows j = (ky, kx, channel), columns the outputs, summed over one of `splits` pixel ranges.
+
+    A step sums over `images` images at a few neighbouring pixels, so that its addresses differ from the last step's by a scalar.
+    """
     taps: tl.constexpr = kernel * kernel * channels
     tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
-    tiles_j: tl.constexpr = (taps + block_m - 1) // block_m
+    span: tl.constexpr = block_k // images
+    columns: tl.constexpr = (out_w + span - 1) // span
     tile = tl.program_id(0)
     split = tl.program_id(1)
     m = tl.program_id(2).to(tl.int64)
@@ -299,43 +307,54 @@ def _weight_tile_kernel(
     tap = (tile // tiles_n) * block_m // channels if single else j // channels
     ky = tap // kernel - kernel // 2
     kx = tap % kernel - kernel // 2
-    limit = batch * out_h * out_w
-    share = tl.cdiv(tl.cdiv(limit, block_k), splits) * block_k
-    j_at = x + m * x_sm + (ky * x_sy + kx * x_sx + j % channels)
-    g_at = g + m * g_sm + n
+    p = tl.arange(0, block_k)
+    image = p % images
+    dx = p // images
+    steps = tl.cdiv(batch, images) * out_h * columns
+    share = tl.cdiv(steps, splits)
+    first = split * share
+    last = tl.minimum(first + share, steps)
+    x_at = x + m * x_sm + (ky * x_sy + kx * x_sx + j % channels)[None, :] + (image * x_sb + dx * (stride * x_sx))[:, None]
+    g_at = g + m * g_sm + n[None, :] + (image * g_sb + dx * g_sx)[:, None]
     acc = tl.zeros((block_m, block_n), tl.float32)
-    total = tl.zeros((block_n,), tl.float32)
-    for first in range(split * share, tl.minimum(split * share + share, limit), block_k):
-        b, oy, ox, real = _pixels(first, block_k, limit, out_w, out_h)
+    for t in range(first, last):
+        ox = (t % columns) * span
+        oy = (t // columns) % out_h
+        b = (t // (columns * out_h)) * images
+        real = (image + b < batch) & (ox + dx < out_w)
+        iy = oy * stride + ky
         if single:
-            iy = oy * stride + ky
-            ix = ox * stride + kx
-            mask = ((iy >= 0) & (iy < in_h) & (ix >= 0) & (ix < in_w) & real)[:, None]
+            ix = (ox + dx) * stride + kx
+            mask = ((ix >= 0) & (ix < in_w) & real & (iy >= 0) & (iy < in_h))[:, None]
         else:
-            iy = (oy * stride)[:, None] + ky[None, :]
-            ix = (ox * stride)[:, None] + kx[None, :]
-            mask = (iy >= 0) & (iy < in_h) & (ix >= 0) & (ix < in_w) & real[:, None] & (j < taps)[None, :]
-        a = tl.load(j_at[None, :] + (b * x_sb + oy * stride * x_sy + ox * stride * x_sx)[:, None], mask=mask, other=0.0)
-        d = tl.load(
-            g_at[None, :] + (b * g_sb + oy * g_sy + ox * g_sx)[:, None],
-            mask=real[:, None] & (n < outputs)[None, :],
-            other=0.0,
-        )
+            ix = ((ox + dx) * stride)[:, None] + kx[None, :]
+            mask = (ix >= 0) & (ix < in_w) & real[:, None] & ((iy >= 0) & (iy < in_h) & (j < taps))[None, :]
+        a = tl.load(x_at + (b * x_sb + oy * stride * x_sy + ox * (stride * x_sx)), mask=mask, other=0.0)
+        seen = real[:, None]
+        if outputs % block_n != 0:
+            seen = seen & (n < outputs)[None, :]
+        d = tl.load(g_at + (b * g_sb + oy * g_sy + ox * g_sx), mask=seen, other=0.0)
         acc = tl.dot(tl.trans(a), d, acc, input_precision=precision)
-        total += tl.sum(d.to(tl.float32), 0)
     slot = m * splits + split
     at = out + slot * outputs * taps + n[None, :].to(tl.int64) * taps + j[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(j < taps)[:, None] & (n < outputs)[None, :])
     if tile // tiles_n == 0:
-        tl.store(bias_out + slot * outputs + n, total, mask=n < outputs)
+        total = tl.zeros((block_k, block_n), tl.float32)
+        for t in range(first, last):
+            ox = (t % columns) * span
+            b = (t // (columns * out_h)) * images
+            seen = ((image + b < batch) & (ox + dx < out_w))[:, None] & (n < outputs)[None, :]
+            at_g = g_at + (b * g_sb + (t // columns) % out_h * g_sy + ox * g_sx)
+            total += tl.load(at_g, mask=seen, other=0.0).to(tl.float32)
+        tl.store(bias_out + slot * outputs + n, tl.sum(total, 0), mask=n < outputs)
 
 
 @jit
 def _weight_strip_kernel(
     x, g, out, bias_out, members, batch,
-    x_sm, x_sb, x_sy, x_sx, g_sm, g_sb, g_sy, g_sx,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, window: tl.constexpr,
+    x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr, wide: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     """The same at 3x3, stride 1: an input row meets the gradient rows above, at and below it; all nine taps stay in registers."""
@@ -343,27 +362,30 @@ def _weight_strip_kernel(
     strip = tl.program_id(1)
     m = tl.program_id(2).to(tl.int64)
     first = strip * rows
+    each: tl.constexpr = 2 if pair else 1
+    columns: tl.constexpr = (width + each - 1) // each
     p = tile * block_m + tl.arange(0, block_m)
-    b = p // width
-    col = p % width
-    real = p < batch * width
+    b = p // columns
+    col = (p % columns) * each
+    real = p < batch * columns
     n = tl.arange(0, block_n)
-    kept = n < outputs
+    q = n // wide
+    o = n % wide
+    kept = o < outputs
     k = tl.arange(0, block_k)
     x_at = x + m * x_sm + (b * x_sb + (col - 1) * x_sx)[:, None]
-    g_at = g + m * g_sm + (b * g_sb + col * g_sx)[:, None] + n[None, :]
-    g_mask = real[:, None] & kept[None, :]
-    total = tl.zeros((block_n,), tl.float32)
+    g_at = g + m * g_sm + (b * g_sb + col * g_sx)[:, None] + (q * g_sx + o)[None, :]
+    g_mask = real[:, None] & kept[None, :] & (col[:, None] + q[None, :] < width)
+    total = tl.zeros((block_m, block_n), tl.float32)
     s00 = tl.zeros((block_k, block_n), tl.float32)
     s10 = tl.zeros((block_k, block_n), tl.float32)
     s20 = tl.zeros((block_k, block_n), tl.float32)
-    if window:
-        kx = k // padded
+    if pair:
+        px = k // padded
         c = k % padded
-        used = (kx < 3) & (c < channels)
-        x_at += (kx * x_sx + c)[None, :]
-        source = col[:, None] - 1 + kx[None, :]
-        seen = real[:, None] & used[None, :] & (source >= 0) & (source < width)
+        x_at += (px * x_sx + c)[None, :]
+        source = col[:, None] - 1 + px[None, :]
+        seen = real[:, None] & (c < channels)[None, :] & (source >= 0) & (source < width)
     else:
         x_at += k[None, :]
         used = k < channels
@@ -382,8 +404,8 @@ def _weight_strip_kernel(
         d0 = tl.load(g_at + (row + 1) * g_sy, mask=g_mask & (row + 1 < height), other=0.0)
         d1 = tl.load(g_at + row * g_sy, mask=g_mask & inside, other=0.0)
         d2 = tl.load(g_at + (row - 1) * g_sy, mask=g_mask & (row > 0), other=0.0)
-        total += tl.sum(d1.to(tl.float32), 0)
-        if window:
+        total += d1.to(tl.float32)
+        if pair:
             a = tl.trans(tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0))
             s00 = tl.dot(a, d0, s00, input_precision=precision)
             s10 = tl.dot(a, d1, s10, input_precision=precision)
@@ -401,17 +423,19 @@ def _weight_strip_kernel(
             s20 = tl.dot(a0, d2, s20, input_precision=precision)
             s21 = tl.dot(a1, d2, s21, input_precision=precision)
             s22 = tl.dot(a2, d2, s22, input_precision=precision)
-    slot = (m * tl.num_programs(0) + tile) * tl.num_programs(1) + strip
-    tl.store(bias_out + slot * outputs + n, total, mask=kept)
-    out += slot * outputs * 9 * channels
-    if window:
-        at = out + n[None, :] * (9 * channels) + (kx * channels + c)[:, None]
-        mask = used[:, None] & kept[None, :]
+    # each pixel of a pair saw all three taps: two partial sums
+    slot = ((m * tl.num_programs(0) + tile) * tl.num_programs(1) + strip) * each + q
+    tl.store(bias_out + slot * outputs + o, tl.sum(total, 0), mask=kept)
+    at = out + ((slot * outputs + o) * (9 * channels))[None, :]
+    if pair:
+        kx = px[:, None] - q[None, :]
+        at += kx * channels + c[:, None]
+        mask = (kx >= 0) & (kx < 3) & (c < channels)[:, None] & kept[None, :]
         tl.store(at, s00, mask=mask)
         tl.store(at + 3 * channels, s10, mask=mask)
         tl.store(at + 6 * channels, s20, mask=mask)
     else:
-        at = out + n[None, :] * (9 * channels) + k[:, None]
+        at += k[:, None]
         mask = used[:, None] & kept[None, :]
         tl.store(at, s00, mask=mask)
         tl.store(at + channels, s01, mask=mask)
@@ -433,8 +457,7 @@ class Config:
     block_n: int = 64  # outputs
     block_k: int = 64  # channels (weight tile: pixels)
     rows: int = 42  # strip: image rows per program
-    window: bool = False  # strip: the three horizontal taps as one product, for 16 channels and fewer
-    unroll: int = 1  # strip: image rows per turn of the loop; 1 or 3
+    pair: bool = False  # strip: two neighbouring pixels and their taps as one product, for 32 channels and fewer
     splits: int = 1  # weight tile: pixel ranges summed apart
     warps: int = 4
     stages: int = 3
@@ -455,7 +478,7 @@ def _default(kind: str, kernel: int, stride: int, height: int, channels: int, ou
     rows = height if height <= 42 else (height + 1) // 2
     if kind == "weight":
         if narrow and outputs <= 32:
-            return Config(strip=True, rows=rows, window=channels <= 16, warps=4, stages=3)
+            return Config(strip=True, rows=rows, pair=True, warps=4, stages=3)
         taps = kernel * kernel * channels
         return Config(
             block_m=min(_power(taps, 64), 128), block_n=block_n, block_k=64, splits=_splits(taps, height), warps=4
@@ -463,7 +486,7 @@ def _default(kind: str, kernel: int, stride: int, height: int, channels: int, ou
     if kind == "spread":
         return Config(block_m=128, block_n=min(block_n, 64), block_k=32, warps=8 if block_n > 32 else 4, stages=2)
     if narrow:
-        return Config(strip=True, rows=rows, window=channels <= 16, block_n=block_n, warps=4, stages=3)
+        return Config(strip=True, rows=rows, pair=True, block_n=block_n, warps=4, stages=3)
     return Config(
         block_m=128, block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4, stages=4
     )
@@ -523,6 +546,22 @@ def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
     return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
 
 
+def _strip_sizes(config: Config, height: int, width: int, channels: int, outputs: int) -> tuple[int, int, dict[str, int]]:
+    """Rows per program, columns of the product, and the strip kernels' sizes."""
+    padded, wide = 1 << (channels - 1).bit_length(), 1 << (outputs - 1).bit_length()
+    if config.pair:
+        wide = max(wide, 8)
+        columns, block_k, block_n = (width + 1) // 2, _power(4 * padded), 2 * wide
+    else:
+        wide = max(wide, 16)
+        columns, block_k, block_n = width, _power(channels), wide
+    sizes = {
+        "padded": padded, "wide": wide, "block_m": config.block_m, "block_n": block_n, "block_k": block_k,
+        "pair": config.pair,
+    }  # fmt: skip
+    return min(config.rows, height), columns, sizes
+
+
 def _run_product(
     x: Tensor, packed: Tensor, bias: Tensor | None, add: Tensor | None, gate: Tensor | None, out: Tensor,
     stride: int, relu: bool, flip: bool, config: Config | None,
@@ -553,14 +592,11 @@ def _run_product(
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     if config.strip:
-        block_n = _power(outputs)
-        padded = 1 << (channels - 1).bit_length()
-        block_k = _power(3 * padded) if config.window else _power(channels)
-        rows = min(config.rows, in_h)
-        grid = (members * triton.cdiv(batch * in_w, config.block_m) * triton.cdiv(in_h, rows),)
+        rows, columns, sizes = _strip_sizes(config, in_h, in_w, channels, outputs)
+        grid = (members * triton.cdiv(batch * columns, config.block_m) * triton.cdiv(in_h, rows),)
         _strip_kernel[grid](
-            *pointers, members, batch, *strides, in_h, in_w, channels, padded, outputs,
-            block_m=config.block_m, block_n=block_n, block_k=block_k, rows=rows, window=config.window, unroll=config.unroll, **flags,
+            *pointers, members, batch, *strides, in_h, in_w, channels, outputs=outputs, rows=rows,
+            **sizes, **flags,
         )  # fmt: skip
     else:
         block_n = min(config.block_n, _power(outputs))
@@ -627,26 +663,25 @@ def run_weight_gradient(
     strides = (*_steps(x, members), *_steps(g, members))
     options = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
     if config.strip:
-        padded = 1 << (channels - 1).bit_length()
-        block_k = _power(3 * padded) if config.window else _power(channels)
-        rows = min(config.rows, in_h)
-        grid = (triton.cdiv(batch * in_w, config.block_m), triton.cdiv(in_h, rows), members)
-        slots = grid[0] * grid[1]
+        rows, columns, sizes = _strip_sizes(config, in_h, in_w, channels, outputs)
+        grid = (triton.cdiv(batch * columns, config.block_m), triton.cdiv(in_h, rows), members)
+        slots = grid[0] * grid[1] * (2 if config.pair else 1)
         out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
         total = x.new_empty((members, slots, outputs), dtype=torch.float32)
         _weight_strip_kernel[grid](
-            x, g, out, total, members, batch, *strides, in_h, in_w, channels, padded, outputs,
-            block_m=config.block_m, block_n=_power(outputs), block_k=block_k, rows=rows, window=config.window, **options,
+            x, g, out, total, members, batch, *strides, in_h, in_w, channels, outputs=outputs, rows=rows, **sizes, **options,
         )  # fmt: skip
     else:
-        slots = max(1, min(config.splits, triton.cdiv(batch * out_h * out_w, config.block_k)))
+        images = min(1 << (batch - 1).bit_length(), config.block_k)
+        steps = triton.cdiv(batch, images) * out_h * triton.cdiv(out_w, config.block_k // images)
+        slots = max(1, min(config.splits, steps))
         out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32 if slots > 1 else x.dtype)
         total = x.new_empty((members, slots, outputs), dtype=torch.float32)
         block_m, block_n = min(config.block_m, _power(taps)), min(config.block_n, _power(outputs))
         grid = (triton.cdiv(taps, block_m) * triton.cdiv(outputs, block_n), slots, members)
         _weight_tile_kernel[grid](
             x, g, out, total, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
-            splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k, **options,
+            images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k, **options,
         )  # fmt: skip
     weight = out.sum(1).to(x.dtype) if slots > 1 else out
     weight = weight.view(members, outputs, kernel, kernel, channels).permute(0, 1, 4, 2, 3)
@@ -659,44 +694,39 @@ def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, 
     return members, x.shape[1], height, width, outputs
 
 
-@torch.library.custom_op("steadyq::conv", mutates_args=())
-def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool
-) -> Tensor:
-    return run_forward(x, weight, bias, residual, stride, relu, grouped)
-
-
-@_conv.register_fake
-def _(
+def _fake_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool
 ) -> Tensor:
     return _empty(_shape(x, weight, stride), grouped, x)
 
 
-@torch.library.custom_op("steadyq::conv_input_gradient", mutates_args=())
-def _input_gradient(
-    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int
-) -> Tensor:
-    return run_input_gradient(g, weight, add, gate, height, width, stride)
-
-
-@_input_gradient.register_fake
-def _(
+def _fake_input_gradient(
     g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int
 ) -> Tensor:
     return _empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]), _grouped(g), g)
 
 
-@torch.library.custom_op("steadyq::conv_weight_gradient", mutates_args=())
-def _weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
-    return run_weight_gradient(x, g, kernel, stride)
-
-
-@_weight_gradient.register_fake
-def _(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
+def _fake_weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
     members, outputs, channels = g.shape[0], g.shape[4], x.shape[4]
     weight = x.new_empty((members, outputs, kernel, kernel, channels)).permute(0, 1, 4, 2, 3)
     return weight, x.new_empty((members, outputs))
+
+
+# Opaque operators: torch.compile keeps them whole, torch.func unwraps for them. `torch.library.custom_op` would bring an autograd
+# layer of its own, which torch.func refuses inside a backward pass; here that layer is passed through.
+_library = torch.library.Library("steadyq", "FRAGMENT")
+for _schema, _run, _fake in (
+    ("conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu, bool grouped) -> Tensor",
+     run_forward, _fake_forward),
+    ("conv_input_gradient(Tensor g, Tensor weight, Tensor? add, Tensor? gate, int height, int width, int stride) -> Tensor",
+     run_input_gradient, _fake_input_gradient),
+    ("conv_weight_gradient(Tensor x, Tensor g, int kernel, int stride) -> (Tensor, Tensor)",
+     run_weight_gradient, _fake_weight_gradient),
+):  # fmt: skip
+    _name = _library.define(_schema)
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"steadyq::{_name}", _fake, lib=_library)
 
 
 class _Conv(torch.autograd.Function):

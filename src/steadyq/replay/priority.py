@@ -51,12 +51,15 @@ class Priorities:
         return index, (weight / weight.max()).float(), self.stamp[index]
 
     def update(self, index: Tensor, stamp: Tensor, priority: Tensor) -> None:
-        """Set p of the sampled slots, skipping any that were rewritten since they were sampled."""
+        """Set p of the sampled slots, skipping any rewritten since they were sampled.
+
+        A loss that is not finite is skipped too: the loop reports it, and must be able to sample until it does.
+        """
         if not index.shape == stamp.shape == priority.shape:
             raise ValueError(f"one priority per sampled slot: {len(index)} slots, {len(priority)} priorities")
         if self.sampling.alpha == 0:
             return
         p = priority.double() + self.sampling.epsilon
-        fresh = (self.stamp[index] == stamp) & (self.mass[index] > 0)
+        fresh = (self.stamp[index] == stamp) & (self.mass[index] > 0) & p.isfinite()
         self.mass[index] = torch.where(fresh, p**self.sampling.alpha, self.mass[index])
         self.largest.copy_(torch.maximum(self.largest, torch.where(fresh, p, 0).max()))

@@ -33,8 +33,8 @@ class Ring:
         device: torch.device | str = "cpu",
     ) -> None:
         self.lanes, self.stack, self.n, self.gamma = spec.lanes, spec.stack, steps, gamma
-        # Slots per lane: the open one and those it takes from the oldest stacks come on top of the capacity.
-        self.length = -(-capacity // self.lanes) + spec.stack + 1
+        # On top of the capacity: the open slot, those it takes from the oldest stacks, and open n-step windows.
+        self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
         slots = self.length * self.lanes
         dtype = torch.uint8 if spec.frame_dtype == "uint8" else torch.float32
         self.frame = torch.zeros(slots, *spec.frame_shape, dtype=dtype, device=device)
@@ -159,7 +159,7 @@ class Ring:
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; slots never written are left out."""
-        used = slice(0, self.length if self.wrapped else int(self.head.max()) + 1)
+        used = slice(0, self.length if self.wrapped else int(self.head.max()) + self.stack)
         state = {
             name: tensor.view(self.lanes, self.length, *tensor.shape[1:])[:, used] for name, tensor in self._slotted()
         }

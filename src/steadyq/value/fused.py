@@ -99,7 +99,6 @@ def _quantile_kernel(
     tl.store(slope + row * atoms + k, each.to(slope.dtype.element_ty), mask=k < atoms)
 
 
-@torch.library.custom_op("steadyq::quantile_huber", mutates_args=())
 def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     if not available(z):
         return _sorted_quantile_huber(z, y, kappa)
@@ -111,9 +110,16 @@ def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]
     return loss, slope
 
 
-@_quantile_huber.register_fake
-def _(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
+def _fake_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     return z.new_empty(z.shape[:-1]), torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+# An opaque operator: torch.compile keeps it whole, and autograd is passed through to the Function below.
+_library = torch.library.Library("steadyq", "FRAGMENT")
+_library.define("quantile_huber(Tensor z, Tensor y, float kappa) -> (Tensor, Tensor)")
+_library.impl("quantile_huber", _quantile_huber, "CompositeExplicitAutograd")
+_library.impl("quantile_huber", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("steadyq::quantile_huber", _fake_quantile_huber, lib=_library)
 
 
 class _QuantileHuber(torch.autograd.Function):

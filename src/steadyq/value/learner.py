@@ -1,7 +1,7 @@
 """The learning step: where the three axes meet.
 
-`Learner.update` is the one function that is compiled and captured; wrapping happens here and nowhere else.
-All randomness comes in through `Draw`; nothing in it waits for the device.
+`Learner.update` runs inside a captured graph on a GPU (`capture.py`): all randomness comes in through `Draw`, all state
+changes in place, and nothing waits for the device.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,22 @@ class Settings:
     clip: float
     tau: float
     hard_copy_every: int
+
+
+MEASURES = (
+    "loss",
+    "q_taken",
+    "q_max",
+    "q_spread",
+    "target",
+    "clipped",
+    "same_action",
+    "rewarded",
+    "same_action_and_rewarded",
+    "gradient_norm",
+    "gradient_clipped",
+)
+"""What every update measures, averaged between rows of metrics; docs/metrics.md defines each."""
 
 
 class Learner:
@@ -73,16 +89,15 @@ class Learner:
             norm = member_norm(gradient)
             scale = (self.settings.clip / norm.clamp_min(1e-6)).clamp_max(1.0)
             self.settings.adam.step_(self.online, gradient, self.adam, scale)
-            self.updates += 1
-            self.move_target()
+            if self.settings.hard_copy_every == 0:
+                polyak_(self.target, self.online, self.settings.tau)
             return self.measure(batch, target, y, each, q, norm)
 
-    def move_target(self) -> None:
-        """Polyak after every update, or a hard copy every so many."""
+    def count(self) -> None:
+        """Count an update, and copy the target network where hard copies are due: the host's part of a step."""
+        self.updates += 1
         every = self.settings.hard_copy_every
-        if every == 0:
-            polyak_(self.target, self.online, self.settings.tau)
-        elif self.updates % every == 0:
+        if every and self.updates % every == 0:
             polyak_(self.target, self.online, 1.0)
 
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor, norm: Tensor) -> Update:
@@ -90,19 +105,17 @@ class Learner:
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
         rewarded = batch.reward > 0
         same = target.q.mean(0).argmax(-1) == batch.action
-        return Update(
-            priority=each.mean(0),
-            measures={
-                "loss": (batch.weight * each).mean(),
-                "q_taken": taken.mean(),
-                "q_max": q.max(-1).values.mean(),
-                "q_spread": q.std(0, correction=0).mean(),
-                "target": y.mean(),
-                "clipped": (y >= self.ceiling).float().mean(),
-                "same_action": same.float().mean(),
-                "rewarded": rewarded.float().mean(),
-                "same_action_and_rewarded": (same & rewarded).float().mean(),
-                "gradient_norm": norm.mean(),
-                "gradient_clipped": (norm > self.settings.clip).float().mean(),
-            },
+        measures = (
+            (batch.weight * each).mean(),
+            taken.mean(),
+            q.max(-1).values.mean(),
+            q.std(0, correction=0).mean(),
+            y.mean(),
+            (y >= self.ceiling).float().mean(),
+            same.float().mean(),
+            rewarded.float().mean(),
+            (same & rewarded).float().mean(),
+            norm.mean(),
+            (norm > self.settings.clip).float().mean(),
         )
+        return Update(priority=each.mean(0), measures=dict(zip(MEASURES, measures, strict=True)))

@@ -75,11 +75,11 @@ class Adam:
         for name in params:
             state.step[name].add_(1)
         for member, factor in enumerate(scale.unbind()):
-            parts = [
+            p, g, m, v, t = (
                 [stack[name][member] for name in params]
                 for stack in (params, gradient, state.first, state.second, state.step)
-            ]
-            p, g, m, v, t = parts
+            )
+            g = [part.contiguous() for part in g]  # the fused pass reads memory in order
             torch._fused_adam_(  # what torch.optim.Adam(fused=True) calls
                 p, g, m, v, [], t,
                 lr=self.rate, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.epsilon,

@@ -52,4 +52,4 @@ class Update:
     """What one update leaves behind; tensors, so that nothing waits for the device."""
 
     priority: Tensor  # [batch] mean over members of the unweighted loss
-    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in docs/metrics.md
+    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in `learner.MEASURES`

@@ -1,0 +1,49 @@
+"""One place where a function of tensors becomes a CUDA graph; on a CPU it stays the function."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Captured:
+    """Calls `function(tensor) -> tensor`; on a GPU, after a few ordinary calls, replays it as one graph.
+
+    The function may change state in place at fixed addresses, and must take everything that varies through its one
+    argument, of fixed shape: a graph replays frozen random state. The first calls run ordinarily because kernels are
+    chosen and memory is taken then; they are real calls, with the same effect as later ones.
+    """
+
+    warm_calls = 3
+
+    def __init__(self, function: Callable[[Tensor], Tensor], device: torch.device) -> None:
+        self.function, self.device = function, device
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, argument: Tensor) -> Tensor:
+        """Call the function, or replay it with `argument` copied into the graph's own input."""
+        if self.device.type != "cuda":
+            return self.function(argument)
+        if self.calls == 0:
+            self.argument = argument.to(self.device, copy=True)
+        else:
+            self.argument.copy_(argument, non_blocking=True)
+        self.calls += 1
+        if self.calls <= self.warm_calls:
+            return self._aside()
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.result = self.function(self.argument)
+        self.graph.replay()
+        return self.result
+
+    def _aside(self) -> Tensor:
+        """Run on a side stream, as capturing wants of what comes before it."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = self.function(self.argument)
+        torch.cuda.current_stream().wait_stream(stream)
+        return result

@@ -1,0 +1,404 @@
+"""Kill and resume equals uninterrupted, bit for bit; and what the training loop promises around it."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadyq import RunFolder, UserError, cli, presets
+from steadyq.drive import Interrupted, train
+from steadyq.explore import epsilon_greedy
+from steadyq.progress import Quiet
+from steadyq.recipe import Recipe
+from steadyq.train import Diverged, Training
+
+SMALL: dict[str, Any] = {
+    "ensemble.members": 2,
+    "estimator.quantiles": 5,
+    "replay.warmup": 64,
+    "replay.batch": 8,
+    "replay.every": 2,
+    "replay.capacity": 200,  # wraps around before the run ends
+    "regulation.every": 30,
+    "regulation.threshold": 1.03,  # low enough that layers are reset, so the generator's state matters
+    "explore.decay_steps": 100,
+    "record.every": 40,
+    "record.keep_replay": True,
+    "record.tensorboard": False,
+    "evaluation.episodes": 2,
+    "evaluation.random_episodes": 1,
+    "compute.device": "cpu",
+    "compute.threads": 1,
+}
+
+
+def cartpole(**more: Any) -> Recipe:
+    return presets.steady("CartPole-v1").override({**SMALL, "steps": 400, "network.hidden": (16, 16), **more})
+
+
+def minatar(**more: Any) -> Recipe:
+    changes = {"steps": 420, "network.channels": 4, "network.hidden": (16,), "protocol.sticky": 0.25}
+    return presets.steady("MinAtar/Breakout").override({**SMALL, **changes, **more})
+
+
+def atari(**more: Any) -> Recipe:
+    changes = {
+        "steps": 170,
+        "network.scale": 1,
+        "network.head_multiple": 8,
+        "network.strides": (2, 2, 2, 2),
+        "protocol.max_frames": 200,  # games are cut: truncations, and a quick evaluation
+        "replay.batch": 4,
+        "replay.every": 4,
+        "replay.capacity": 130,
+    }
+    return presets.steady("Atari/Breakout").override({**SMALL, **changes, **more})
+
+
+RECIPES = {
+    "CartPole": cartpole(),
+    "CartPole, 3 lanes, n-step, auto, truncated": cartpole(
+        **{"protocol.lanes": 3, "protocol.max_frames": 15, "replay.n_step": 3, "operator.forbid": "auto"}
+    ),
+    "CartPole, double_dqn, hard copies": presets.double_dqn("CartPole-v1").override(
+        {**SMALL, "steps": 300, "network.hidden": (16,), "ensemble.members": 1, "optim.hard_copy_every": 50}
+    ),
+    "MinAtar, sticky": minatar(),
+    "Atari": atari(),
+}
+
+
+class StopAt(Quiet):
+    """Sends the signal a user would, once the run has made so many steps."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        self.at, self.number = step, number
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare everything two finished runs wrote, except clocks and the record of the interruption itself."""
+    checkpoint, twin = RunFolder(one).checkpoints()[-1], RunFolder(other).checkpoints()[-1]
+    assert checkpoint.name == twin.name
+    assert {p.name for p in checkpoint.iterdir()} == {p.name for p in twin.iterdir()}
+    for file in checkpoint.glob("*.safetensors"):
+        tensors, others = load_file(file), load_file(twin / file.name)
+        assert tensors.keys() == others.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, others[name]), f"{file.stem}: {name}"
+    assert state_of(checkpoint) == state_of(twin)
+    assert without(RunFolder(one).metrics(), "seconds") == without(RunFolder(other).metrics(), "seconds")
+    assert events_of(one) == events_of(other)
+    results = [RunFolder(path).result for path in (one, other)]
+    assert results[0] is not None
+    assert results[1] is not None
+    for name in ("returns", "random_return", "games", "resets", "updates", "training_return_10"):
+        assert results[0][name] == results[1][name]
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state = json.loads((checkpoint / "state.json").read_text())
+    return {name: value for name, value in state.items() if name not in ("wall", "log_bytes")}
+
+
+def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [event for event in RunFolder(path).events() if event["event"] != "resume"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_stopped_and_continued_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name].override({"record.checkpoint_every": 141})
+    lanes, steps = recipe.protocol.lanes, recipe.steps
+    # The first stop lies between two rows of metrics and two checks of the layers, the second after a wrap-around.
+    stops = [share * steps // 100 // lanes * lanes for share in (45, 91)]
+    train(recipe, run=tmp_path / "whole")
+    for stop in stops:
+        with pytest.raises(Interrupted, match=f"stopped at step {stop}, saved; run the same command to continue"):
+            train(recipe, run=tmp_path / "parts", display=StopAt(stop))
+    train(recipe, run=tmp_path / "parts")
+
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    folder = RunFolder(tmp_path / "parts")
+    assert [event["step"] for event in folder.events() if event["event"] == "resume"] == stops
+    # The comparison means little unless these happened.
+    assert folder.result is not None
+    assert folder.result["games"] > 0
+    if recipe.regulation.intervention != "none":
+        assert folder.result["resets"] > 0
+
+
+def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """The in-process half of the SIGKILL test: nothing runs after the fatal step, no handler, no save."""
+
+    class Killed(Exception):
+        pass
+
+    class KillAt(Quiet):
+        def step(self, training: Training, row: dict[str, Any] | None) -> None:
+            if training.step_count == 333:
+                raise Killed
+
+    recipe = cartpole(**{"record.checkpoint_every": 200})
+    train(recipe, run=tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(recipe, run=tmp_path / "parts", display=KillAt())
+    assert [p.name for p in RunFolder(tmp_path / "parts").checkpoints()] == ["0000000200"]
+    # What a kill in the middle of a write leaves behind: half a checkpoint and half a line.
+    torn = tmp_path / "parts" / "checkpoints" / "unfinished"
+    torn.mkdir()
+    (torn / "online.safetensors").write_bytes(b"half")
+    for name in ("metrics", "events"):
+        with open(tmp_path / "parts" / f"{name}.jsonl", "a") as file:
+            file.write('{"step": 33')
+    assert RunFolder(tmp_path / "parts").metrics()[-1]["step"] == 320  # the torn line is no row
+    train(recipe, run=tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert not torn.exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_with_clean_logs(tmp_path: Path) -> None:
+    recipe = cartpole(steps=100)
+    train(recipe, run=tmp_path / "whole")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    (folder / "metrics.jsonl").write_text('{"step": 40}\n{"st')
+    (folder / "events.jsonl").write_text('{"event": "start", "step": 0}\n')
+    train(recipe, run=folder)
+    assert_same_run(tmp_path / "whole", folder)
+
+
+# -- the command line, in real processes --------------------------------------------------------------------------
+
+
+def command(run: Path, steps: int) -> list[str]:
+    options = {
+        **SMALL,
+        "record.checkpoint_every": 150,
+        "record.every": 50,
+        "replay.every": 4,
+        "network.hidden": (16, 16),
+    }
+    words = ["train", "CartPole-v1", "--steps", str(steps), "--run", str(run)]
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        section, _, leaf = option.rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--{section}.no-{leaf}")
+        else:
+            words += [f"--{option}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
+
+
+def begin(words: list[str]) -> subprocess.Popen[str]:
+    process = [sys.executable, "-m", "steadyq", *words]
+    return subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def run_cli(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    return int(stop.value.code or 0)
+
+
+def test_a_process_killed_at_a_random_moment_continues_to_the_same_end(tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    process = begin(command(run, 3000))
+    wait_for(lambda: RunFolder(run).checkpoints(), process)
+    moment = random.random() / 2  # any moment must do; a failure shows which it was
+    time.sleep(moment)
+    process.kill()
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, (moment, said)
+    assert RunFolder(run).result is None
+
+    assert run_cli(command(run, 3000)) == 0
+    assert run_cli(command(tmp_path / "whole", 3000)) == 0
+    assert_same_run(tmp_path / "whole", run)
+
+
+def test_ctrl_c_saves_and_says_how_to_continue(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    process = begin(command(run, 1_000_000))
+    wait_for(lambda: RunFolder(run).metrics(), process)
+
+    # While it trains, a second process on the same folder is refused in one line and disturbs nothing.
+    assert run_cli(command(run, 1_000_000)) == 2
+    assert capfd.readouterr().err == f"steadyq: another process is training in {run}\n"
+    assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "saved; run the same command to continue" in said
+    assert "Traceback" not in said
+    step = int(RunFolder(run).checkpoints()[-1].name)
+    assert f"stopped at step {step:,}, saved" in said
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(command(tmp_path, 70)) == 0
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    capsys.readouterr()
+    assert run_cli(command(tmp_path, 70)) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_sigterm_saves_like_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped at step 70, saved"):
+        train(cartpole(), run=tmp_path, display=StopAt(70, signal.SIGTERM))
+    assert [p.name for p in RunFolder(tmp_path).checkpoints()] == ["0000000070"]
+
+
+# -- divergence -----------------------------------------------------------------------------------------------------
+
+
+class Poison(Quiet):
+    """Breaks one weight at step 80, as an overflow would."""
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == 80:
+            training.learner.online["fc2.weight"][1, 3, 2] = torch.nan
+
+
+def test_a_value_that_is_not_finite_stops_the_run_with_its_state_saved_apart(tmp_path: Path) -> None:
+    recipe = cartpole(**{"record.checkpoint_every": 75, "regulation.intervention": "none"})
+    message = r"not finite: parameters of layer 'fc\d' and loss, .* between steps 80 and 120"
+    with pytest.raises(Diverged, match=message):
+        train(recipe, run=tmp_path, display=Poison())
+    folder = RunFolder(tmp_path)
+    assert folder.events()[-1]["event"] == "diverged"
+    assert "not finite" in folder.events()[-1]["message"]
+    assert [p.name for p in (tmp_path / "diverged").iterdir()] == ["0000000120"]
+    broken = load_file(tmp_path / "diverged" / "0000000120" / "online.safetensors")
+    assert broken["fc2.weight"][1].isnan().any()
+    assert folder.checkpoints() != []  # the last good state stays
+    assert folder.result is None
+    with pytest.raises(UserError, match="diverged in an earlier run"):
+        train(recipe, run=tmp_path)
+
+
+def test_a_diverged_run_exits_with_3_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The largest rate the recipe allows, on a network whose values overflow float32 within the run.
+    words = command(tmp_path, 3000)
+    words += ["--optim.rate", "1", "--optim.tau", "1", "--regulation.intervention", "none", "--optim.clip", "1e30"]
+    words += ["--optim.beta1", "0", "--optim.beta2", "0", "--optim.epsilon", "0"]
+    assert run_cli(words) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "not finite: parameters of layer" in said
+    assert f"state saved in {tmp_path}/diverged" in said
+
+
+# -- what happens within the loop ---------------------------------------------------------------------------------
+
+
+def started(recipe: Recipe, path: Path) -> Training:
+    training = Training(recipe, RunFolder(path).begin(recipe))
+    training.start()
+    return training
+
+
+def test_two_consecutive_updates_use_different_randomness(tmp_path: Path) -> None:
+    """The eager half of the captured-step test: orders and batches are drawn outside the update, anew each time."""
+    recipe = cartpole(**{"ensemble.members": 8, "replay.warmup": 100, "replay.ratio": 6})
+    training = started(recipe, tmp_path)
+    seen: list[tuple[list[int], list[int]]] = []
+    update = training.learner.update
+
+    def spy(batch: Any, draw: Any) -> Any:
+        seen.append((draw.order.tolist(), batch.index.tolist()))
+        return update(batch, draw)
+
+    training.learner.update = spy  # type: ignore[method-assign]
+    while not seen:
+        training.step()
+    assert len(seen) == 6
+    assert len({tuple(order) for order, _ in seen}) == 6
+    assert len({tuple(index) for _, index in seen}) == 6
+
+
+def test_learning_begins_after_the_warmup_and_runs_ratio_updates_every_so_many_steps(tmp_path: Path) -> None:
+    training = started(cartpole(**{"replay.ratio": 3, "replay.every": 5}), tmp_path)
+    updates = []
+    for _ in range(80):
+        training.step()
+        updates.append(training.learner.updates)
+    assert updates[63] == 0  # step 64 is still warm-up
+    assert updates[64] == 3  # step 65 is the first beyond it that is a multiple of 5
+    assert updates[68] == 3
+    assert updates[69] == 6
+
+
+def test_the_learner_sees_signs_and_the_scores_are_raw(tmp_path: Path) -> None:
+    recipe = presets.steady("Acrobot-v1").override({**SMALL, "network.hidden": (8,), "protocol.max_frames": 10})
+    for seen, kind in ((-1.0, "raw"), (-1.0, "sign")):
+        training = started(recipe.override({"protocol.reward": kind}), tmp_path / kind)
+        for _ in range(10):
+            training.step()
+        assert training.ring.reward[:10].tolist() == [seen] * 10
+        assert list(training.recent) == [-10.0]
+
+
+@pytest.mark.parametrize(("forbid", "expected"), [("rewarded", True), ("none", False), ("auto", False)])
+def test_forbid_reaches_the_update(forbid: str, expected: bool, tmp_path: Path) -> None:
+    # CartPole rewards every step, so `auto` turns the constraint off.
+    training = started(cartpole(**{"operator.forbid": forbid}), tmp_path)
+    draws = []
+    update = training.learner.update
+    training.learner.update = lambda batch, draw: (draws.append(bool(draw.forbid)), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]
+    for _ in range(70):
+        training.step()
+    assert set(draws) == {expected}
+
+
+def test_the_ceiling_reaches_the_learner_and_none_leaves_it_infinite(tmp_path: Path) -> None:
+    for ceiling in ("running_max", "none"):
+        recipe = cartpole(**{"operator.ceiling": ceiling, "protocol.max_frames": 10, "optim.gamma": 0.5})
+        training = started(recipe, tmp_path / ceiling)
+        assert float(training.learner.ceiling) == math.inf
+        for _ in range(20):
+            training.step()
+        best = 2.0 - 0.5**9  # ten rewards of one at gamma 1/2, or fewer where the pole fell
+        if ceiling == "none":
+            assert float(training.learner.ceiling) == math.inf
+        else:
+            assert 1.9 < float(training.learner.ceiling) <= best
+
+
+def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ignores_q() -> None:
+    q = torch.tensor([[0.0, 2.0, 1.0]]).expand(9000, -1)
+    assert (epsilon_greedy(q, 0.0, np.random.default_rng(0)) == 1).all()
+    share = np.bincount(epsilon_greedy(q, 0.3, np.random.default_rng(0)), minlength=3) / 9000
+    np.testing.assert_allclose(share, [0.1, 0.8, 0.1], atol=0.02)
+    first, second = np.random.default_rng(1), np.random.default_rng(1)
+    epsilon_greedy(q, 0.3, first)
+    epsilon_greedy(-q, 0.9, second)
+    assert first.random() == second.random()

@@ -1,0 +1,152 @@
+"""Axis 1 by hand: two next states, three actions, two members."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from steadyq.value.estimators import Quantile, Scalar
+from steadyq.value.operators import Controlled, Double, Greedy, Operator, forbid_rewarded_action, order_for
+from steadyq.value.shapes import Batch, Draw, Values
+
+#                       a0 a1 a2     member 0 at the first and second next state, then member 1
+TARGET = torch.tensor([[[1, 5, 3], [2, 0, 4]], [[6, 2, 4], [1, 3, 2]]], dtype=torch.float32)
+ONLINE = torch.tensor([[[0, 1, 9], [0, 7, 1]], [[0, 9, 8], [5, 1, 2]]], dtype=torch.float32)
+SPREAD = torch.tensor([1.0, 2.0, 3.0])  # of action a0, a1, a2: two quantiles at q - spread and q + spread
+
+OPERATORS: dict[str, tuple[Operator, bool]] = {
+    "greedy": (Greedy(), False),
+    "double": (Double(), False),
+    "controlled": (Controlled(), True),
+    "controlled, not forbidding": (Controlled(), False),
+    "controlled, online selects": (Controlled("online"), True),
+}
+
+# y[member][state]: reward 1 for action a1 in the first transition, reward 0 for action a2 in the second, discount 1/2.
+SCALAR = {
+    # m0: a1 -> 5, a2 -> 4          m1: a0 -> 6, a1 -> 3
+    "greedy": [[1 + 5 / 2, 0 + 4 / 2], [1 + 6 / 2, 0 + 3 / 2]],
+    # m0: a2 -> 3, a1 -> 0          m1: a1 -> 2, a0 -> 1
+    "double": [[1 + 3 / 2, 0 + 0 / 2], [1 + 2 / 2, 0 + 1 / 2]],
+    # selected without a1 in the first state: m0 (a2, a2), m1 (a0, a1); each values the other's
+    "controlled": [[1 + 1 / 2, 0 + 0 / 2], [1 + 4 / 2, 0 + 2 / 2]],
+    # m0 (a1, a2), m1 (a0, a1)
+    "controlled, not forbidding": [[1 + 1 / 2, 0 + 0 / 2], [1 + 2 / 2, 0 + 2 / 2]],
+    # m0 (a2, a1), m1 (a2 as a1 is forbidden, a0)
+    "controlled, online selects": [[1 + 3 / 2, 0 + 2 / 2], [1 + 4 / 2, 0 + 3 / 2]],
+}
+QUANTILE = {
+    "greedy": [[[2.5, 4.5], [0.5, 3.5]], [[3.5, 4.5], [0.5, 2.5]]],
+    "double": [[[1.0, 4.0], [-1.0, 1.0]], [[1.0, 3.0], [0.0, 1.0]]],
+    "controlled": [[[1.0, 2.0], [-1.0, 1.0]], [[1.5, 4.5], [-0.5, 2.5]]],
+    "controlled, not forbidding": [[[1.0, 2.0], [-1.0, 1.0]], [[1.0, 3.0], [-0.5, 2.5]]],
+    "controlled, online selects": [[[1.0, 4.0], [0.5, 1.5]], [[1.5, 4.5], [0.5, 2.5]]],
+}
+
+
+def batch(action: list[int], reward: list[float], discount: list[float]) -> Batch:
+    count = len(action)
+    nothing = torch.zeros(count)
+    return Batch(
+        observation=nothing,
+        action=torch.tensor(action),
+        reward=torch.tensor(reward),
+        discount=torch.tensor(discount),
+        next_observation=nothing,
+        weight=torch.ones(count),
+        index=torch.arange(count),
+        stamp=torch.arange(count),
+    )
+
+
+BATCH = batch([1, 2], [1.0, 0.0], [0.5, 0.5])
+OTHER = torch.tensor([1, 0])  # each of two members values what the other selected
+INFINITE = torch.tensor(torch.inf)
+
+
+def scalars(q: Tensor) -> Values:
+    return Values(q[..., None], q)
+
+
+def quantiles(q: Tensor) -> Values:
+    z = torch.stack((q - SPREAD, q + SPREAD), -1)
+    return Values(z, z.mean(-1))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_scalar_backups_by_hand(name: str) -> None:
+    operator, forbid = OPERATORS[name]
+    z = operator(scalars(ONLINE), scalars(TARGET), BATCH, Draw(OTHER, torch.tensor(forbid)))
+    y = Scalar().backup(z, BATCH.reward, BATCH.discount, INFINITE)
+    assert y.squeeze(-1).tolist() == SCALAR[name]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_quantile_backups_by_hand(name: str) -> None:
+    operator, forbid = OPERATORS[name]
+    z = operator(quantiles(ONLINE), quantiles(TARGET), BATCH, Draw(OTHER, torch.tensor(forbid)))
+    y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
+    assert y.tolist() == QUANTILE[name]
+
+
+@pytest.mark.parametrize("estimator", [Scalar(), Quantile(atoms=1)])
+def test_a_terminal_transition_backs_up_its_reward_alone(estimator: Scalar | Quantile) -> None:
+    ended = batch([1, 2], [1.0, -3.0], [0.0, 0.0])
+    z = Greedy()(scalars(ONLINE), scalars(TARGET), ended, Draw(OTHER, torch.tensor(False)))
+    y = estimator.backup(z, ended.reward, ended.discount, INFINITE)
+    assert y.squeeze(-1).tolist() == [[1.0, -3.0], [1.0, -3.0]]
+
+
+@pytest.mark.parametrize(("estimator", "values"), [(Scalar(), scalars), (Quantile(atoms=2), quantiles)])
+def test_the_ceiling_clips_from_above_only(estimator: Scalar | Quantile, values: object) -> None:
+    assert callable(values)
+    z = Greedy()(values(ONLINE), values(TARGET), BATCH, Draw(OTHER, torch.tensor(False)))
+    free = estimator.backup(z, BATCH.reward, BATCH.discount, INFINITE)
+    low = estimator.backup(z - 100, BATCH.reward, BATCH.discount, torch.tensor(3.0))
+    held = estimator.backup(z, BATCH.reward, BATCH.discount, torch.tensor(3.0))
+    assert (free > 3).any()
+    assert (free < 3).any()
+    assert torch.equal(held, torch.where(free > 3, torch.tensor(3.0), free))  # each quantile by itself
+    assert torch.equal(low, free - 50)  # discount 1/2: far below, nothing is touched
+
+
+def test_the_rewarded_action_is_never_selected_again_and_only_then() -> None:
+    torch.manual_seed(0)
+    q = torch.randn(4, 500, 3)
+    action, reward = torch.randint(3, (500,)), torch.randint(-1, 2, (500,)).float()
+    chosen = forbid_rewarded_action(q, action, reward, torch.tensor(True)).argmax(-1)
+    rewarded = reward > 0
+    assert (chosen != action)[:, rewarded].all()
+    assert torch.equal(chosen[:, ~rewarded], q.argmax(-1)[:, ~rewarded])  # r = 0 and r < 0 change nothing
+    assert (chosen == action)[:, ~rewarded].any()
+    # Where the greedy action was another one anyway, it stays.
+    other = rewarded & (q.argmax(-1) != action)
+    assert torch.equal(chosen[other], q.argmax(-1)[other])
+    off = forbid_rewarded_action(q, action, reward, torch.tensor(False))
+    assert torch.equal(off, q)
+
+
+@pytest.mark.parametrize("members", range(2, 17))
+def test_under_a_derangement_no_member_selects_for_itself(members: int) -> None:
+    rng = np.random.default_rng(members)
+    orders = torch.stack([order_for("derangement", members, rng) for _ in range(300)])
+    assert torch.equal(orders.sort(1).values, torch.arange(members).expand(300, -1))  # a permutation each time
+    assert not (orders == torch.arange(members)).any()
+    if members > 2:
+        # Each other member is the selector equally often: 300 / (members - 1) times, give or take.
+        share = torch.bincount(orders[:, 0], minlength=members)[1:] / 300
+        expected = 1 / (members - 1)
+        assert (share - expected).abs().max() < 5 * (expected / 300) ** 0.5
+
+
+def test_a_uniform_permutation_has_fixed_points_and_none_is_the_identity() -> None:
+    rng = np.random.default_rng(0)
+    orders = torch.stack([order_for("permutation", 4, rng) for _ in range(4000)])
+    fixed = (orders == torch.arange(4)).float().mean()
+    assert abs(float(fixed) - 1 / 4) < 0.02  # 1/m of the members select for themselves
+    assert order_for("none", 5, rng).tolist() == [0, 1, 2, 3, 4]
+    assert order_for("derangement", 1, rng).tolist() == [0]  # alone, a member has only itself
+
+
+def test_only_operators_that_select_online_ask_for_online_values() -> None:
+    assert [operator.reads_online for operator, _ in OPERATORS.values()] == [False, True, False, False, True]
