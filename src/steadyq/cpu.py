@@ -5,11 +5,16 @@ import ctypes
 
 import torch
 
+from steadyq.nets.ensemble import Ensemble
+
+LARGE = 500_000_000
+"""Multiply-adds of one forward pass above which more threads pay."""
+
 MALLOC_TRIM, MALLOC_MMAP = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 
 
 def settle(threads: int) -> None:
-    """Prepare this process for training on `threads` CPU threads; 0 leaves PyTorch's choice.
+    """Prepare this process for training on `threads` CPU threads.
 
     Flushing denormals: the moments of unused weights decay into them, and each costs a hundred cycles. Keeping freed
     memory: by default glibc hands large tensors back to the system after every update and faults them in again.
@@ -19,5 +24,16 @@ def settle(threads: int) -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(MALLOC_MMAP, 1 << 30)
         mallopt(MALLOC_TRIM, (1 << 31) - 1)
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
+
+
+def threads_for(ensemble: Ensemble, batch: int, wanted: int = 0) -> int:
+    """Return how many threads an update should use: what is wanted, else one for small work and all for large.
+
+    Small products gain little from a second thread, and lose tenfold when another process wants its core: the threads
+    of a parallel region wait for each other spinning.
+    """
+    if wanted:
+        return wanted
+    one = sum(layer.multiplications for layer in ensemble.network.layers.values())
+    return 1 if one * ensemble.members * batch < LARGE else torch.get_num_threads()

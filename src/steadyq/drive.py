@@ -13,7 +13,7 @@ import torch
 
 from steadyq import envs
 from steadyq.agent import device_for, ensemble_for, learner_for
-from steadyq.cpu import settle
+from steadyq.cpu import settle, threads_for
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
@@ -52,9 +52,9 @@ def train(
         return folder
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
-    settle(recipe.compute.threads)
-    _ = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol)).network.layers  # contradictions raise here
     device_for(recipe)
+    ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+    settle(threads_for(ensemble, recipe.replay.batch, recipe.compute.threads))
     writer = folder.begin(recipe)
     try:
         _run(recipe, writer, display)
@@ -143,6 +143,7 @@ def rewarded_share(recipe: Recipe, games: int = 2) -> float:
 def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     """Time a throw-away update on random data: one member on a small batch first, all of it only if that is quick."""
     device = device_for(recipe)
+    settle(threads_for(ensemble_for(recipe, spec), recipe.replay.batch, recipe.compute.threads))
 
     def timed(members: int, batch_size: int) -> float:
         trial = recipe.override({"ensemble.members": members})

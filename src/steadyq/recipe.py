@@ -268,7 +268,7 @@ class ComputeSection:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int = 0
-    """CPU threads; 0 leaves PyTorch's choice."""
+    """CPU threads; 0 takes one for small networks and all cores for large ones."""
     form: Literal["stacked", "loop"] = "stacked"
     """How members run: all at once, or one after another (the reference)."""
 
