@@ -81,7 +81,7 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
         steps=100_000,  # [paper] l.1112
         network=NetworkSection(scale=4 if paper else 1 if tiny else 2),  # [paper] s=4 l.837; [ours] below it
         ensemble=EnsembleSection(members=16 if paper else 4),  # [paper] l.1141; [ours]
-        estimator=EstimatorSection(quantiles=51),  # [paper] l.1140
+        estimator=EstimatorSection(quantiles=21 if tiny else 51),  # [ours]; [paper] l.1140
         replay=ReplaySection(ratio=4 if paper else 1),  # [paper] l.1122; [ours]
     )
     if family == "atari":

@@ -77,9 +77,7 @@ class Ensemble:
         def layer(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
             weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
             kind = self.network.layers[name]
-            if isinstance(kind, Conv) and shared[0] and x.device.type == "cpu":
-                y = _unfolded(x, weight.flatten(0, 1), bias.flatten(), kind)
-            elif isinstance(kind, Conv):
+            if isinstance(kind, Conv):
                 groups = 1 if shared[0] else members
                 y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
             else:
@@ -94,14 +92,3 @@ class Ensemble:
             return functional.relu(y) if relu else y
 
         return self.network.wire(layer, x)
-
-
-def _unfolded(x: Tensor, weight: Tensor, bias: Tensor, kind: Conv) -> Tensor:
-    """A convolution as one matrix product over image patches.
-
-    On a CPU it is several times faster than the library's convolution for the few input channels of a first layer,
-    above all backwards; all members share the patches.
-    """
-    patches = functional.unfold(x, kind.size, padding=kind.padding, stride=kind.stride)  # [batch, in * size^2, place]
-    y = torch.matmul(weight.flatten(1), patches) + bias[:, None]
-    return y.unflatten(2, kind.image_out)
