@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,23 @@ def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_pat
     train(recipe, run=tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert not torn.exists()
+
+
+def test_a_run_killed_while_it_is_evaluated_only_evaluates_again(tmp_path: Path) -> None:
+    class KillEvaluation(Quiet):
+        @contextmanager
+        def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
+            def killed(played: int) -> None:
+                raise KeyboardInterrupt
+
+            yield killed
+
+    recipe = cartpole(steps=100, **{"record.checkpoint_every": 100})
+    train(recipe, run=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, run=tmp_path / "parts", display=KillEvaluation())
+    train(recipe, run=tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over_with_clean_logs(tmp_path: Path) -> None:

@@ -145,6 +145,8 @@ class Writer:
         """Write a checkpoint atomically, then drop older ones; `into="diverged"` keeps a broken state apart."""
         folder = self.path / into
         unfinished, final = folder / "unfinished", folder / f"{step:010d}"
+        if final.exists():
+            return final  # the same step is the same state; replacing it would for a moment leave none
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for name, group in checkpoint.tensors.items():
@@ -161,8 +163,6 @@ class Writer:
         for file_path in unfinished.iterdir():
             _sync(file_path)
         _sync(unfinished)
-        if final.exists():
-            shutil.rmtree(final)
         os.replace(unfinished, final)
         _sync(folder)
         for old in folder.iterdir():

@@ -313,6 +313,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "training_return_10": sum(training.recent) / len(training.recent) if training.recent else None,
         "random_return": float(np.mean([game.score for game in baseline])),
         "random_episodes": len(baseline),
+        "device": str(training.device),
         "wall_seconds": round(training.wall, 1),
         **provenance(),
     }

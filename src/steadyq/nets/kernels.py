@@ -18,6 +18,7 @@ it is a kernel of its own that computes the four parities of the input pixel tog
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,15 +44,27 @@ def _pixels(first, block: tl.constexpr, limit, width: tl.constexpr, height: tl.c
 
 
 @jit
-def _finish(acc, bias, add, gate, out, offset, mask, relu: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr):
+def _extra(add, gate, offset, mask, has_add: tl.constexpr, has_gate: tl.constexpr):
+    """What the epilogue will need, asked for early so that it arrives meanwhile."""
+    more = 0.0
+    passes = 1.0
+    if has_add:
+        more = tl.load(add + offset, mask=mask, other=0.0)
+    if has_gate:
+        passes = tl.load(gate + offset, mask=mask, other=0.0)
+    return more, passes
+
+
+@jit
+def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr):
     """Bias, residual, ReLU, the gate of an earlier ReLU (for gradients), and the store."""
     value = acc + bias[None, :]
     if has_add:
-        value += tl.load(add + offset, mask=mask, other=0.0).to(tl.float32)
+        value += extra[0].to(tl.float32)
     if relu:
         value = tl.maximum(value, 0.0)
     if has_gate:
-        value = tl.where(tl.load(gate + offset, mask=mask, other=0.0) > 0, value, 0.0)
+        value = tl.where(extra[1] > 0, value, 0.0)
     tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
 
 
@@ -106,7 +119,9 @@ def _tile_kernel(
     else:
         shift = tl.zeros((block_n,), tl.float32)
     offset = m * o_sm + (b * o_sb + oy * o_sy + ox * o_sx)[:, None] + n[None, :]
-    _finish(acc, shift, add, gate, out, offset, real[:, None] & (n < outputs)[None, :], relu, has_add, has_gate)
+    mask = real[:, None] & (n < outputs)[None, :]
+    extra = _extra(add, gate, offset, mask, has_add, has_gate)
+    _finish(acc, shift, extra, out, offset, mask, relu, has_add, has_gate)
 
 
 @jit
@@ -182,6 +197,9 @@ def _strip_kernel(
         row = first - 1 + step
         inside = (row >= 0) & (row < height)
         below = tl.zeros((block_m, block_n), tl.float32)
+        done = store & (row > first) & (row <= height)
+        spot = offset + (row - 1) * o_sy
+        extra = _extra(add, gate, spot, done, has_add, has_gate)
         if pair:
             a = tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0)
             above = tl.dot(a, w2, above, input_precision=precision)
@@ -200,22 +218,24 @@ def _strip_kernel(
             above = tl.dot(a2, w22, above, input_precision=precision)
             at = tl.dot(a2, w12, at, input_precision=precision)
             below = tl.dot(a2, w02, below, input_precision=precision)
-        done = store & (row > first) & (row <= height)
-        _finish(above, shift, add, gate, out, offset + (row - 1) * o_sy, done, relu, has_add, has_gate)
+        _finish(above, shift, extra, out, spot, done, relu, has_add, has_gate)
         above = at + 0.0  # an addition, not a move: moving an accumulator in flight would serialise the matrix unit
         at = below + 0.0
 
 
 @jit
 def _spread_kernel(
-    g, w, add, gate, out, members, batch,
+    g, w, side, side_w, add, gate, out, members, batch,
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
-    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr,
+    channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, has_side: tl.constexpr,
     has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Input gradient at stride 2: the 2x2 input pixels under an output pixel see it through 1, 2, 2 and 4 taps."""
+    """Input gradient at stride 2: the 2x2 input pixels under an output pixel see it through 1, 2, 2 and 4 taps.
+
+    `side` is the gradient at a 1x1 shortcut beside the convolution, `side_w` the shortcut's weight: one more tap.
+    """
     pid = tl.program_id(0)
     half_h: tl.constexpr = (in_h + 1) // 2
     half_w: tl.constexpr = (in_w + 1) // 2
@@ -231,8 +251,11 @@ def _spread_kernel(
     n = (pid % tiles_n) * block_n + tl.arange(0, block_n)
     b, qy, qx, real = _pixels((pid // tiles_n) * block_m, block_m, limit, half_w, half_h)
     k = tl.arange(0, block_k)
-    g_at = g + m * g_sm + (b * g_sb + qy * g_sy + qx * g_sx)[:, None] + k[None, :]
+    g_off = m * g_sm + (b * g_sb + qy * g_sy + qx * g_sx)[:, None] + k[None, :]
+    g_at = g + g_off
+    s_at = side + g_off
     w_at = w + m * w_sm + k[:, None] * w_sk + n[None, :] * w_sn
+    s_w_at = side_w + m * outputs * channels + k[:, None] * channels + n[None, :]
     here = (real & (qy < out_h) & (qx < out_w))[:, None]
     right = (real & (qy < out_h) & (qx + 1 < out_w))[:, None]
     under = (real & (qy + 1 < out_h) & (qx < out_w))[:, None]
@@ -246,6 +269,10 @@ def _spread_kernel(
         w_mask = (c + k < outputs)[:, None] & (n < channels)[None, :]
         w_c = w_at + c * w_sk
         g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0)
+        if has_side:
+            s00 = tl.load(s_at + c, mask=here & a_mask, other=0.0)
+            s_w = tl.load(s_w_at + c * channels, mask=w_mask, other=0.0)
+            even = tl.dot(s00, s_w, even, input_precision=precision)
         if kernel == 1:
             even = tl.dot(g00, tl.load(w_c, mask=w_mask, other=0.0), even, input_precision=precision)
         else:
@@ -273,12 +300,17 @@ def _spread_kernel(
     none = tl.zeros((block_n,), tl.float32)
     offset = m * o_sm + (b * o_sb + 2 * qy * o_sy + 2 * qx * o_sx)[:, None] + n[None, :]
     kept = (n < channels)[None, :]
-    in_x = real & (2 * qx + 1 < in_w)
-    in_y = real & (2 * qy + 1 < in_h)
-    _finish(even, none, add, gate, out, offset, real[:, None] & kept, False, has_add, has_gate)
-    _finish(odd_x, none, add, gate, out, offset + o_sx, in_x[:, None] & kept, False, has_add, has_gate)
-    _finish(odd_y, none, add, gate, out, offset + o_sy, in_y[:, None] & kept, False, has_add, has_gate)
-    _finish(odd, none, add, gate, out, offset + o_sy + o_sx, (in_x & in_y)[:, None] & kept, False, has_add, has_gate)
+    for odd_row in tl.static_range(2):
+        for odd_col in tl.static_range(2):
+            at = offset + (odd_row * o_sy + odd_col * o_sx)
+            inside = real & (2 * qy + odd_row < in_h) & (2 * qx + odd_col < in_w)
+            mask = inside[:, None] & kept
+            extra = _extra(add, gate, at, mask, has_add, has_gate)
+            if odd_row == 0:
+                value = even if odd_col == 0 else odd_x
+            else:
+                value = odd_y if odd_col == 0 else odd
+            _finish(value, none, extra, out, at, mask, False, has_add, has_gate)
 
 
 @jit
@@ -346,7 +378,7 @@ def _weight_tile_kernel(
             seen = ((image + b < batch) & (ox + dx < out_w))[:, None] & (n < outputs)[None, :]
             at_g = g_at + (b * g_sb + (t // columns) % out_h * g_sy + ox * g_sx)
             total += tl.load(at_g, mask=seen, other=0.0).to(tl.float32)
-        tl.store(bias_out + slot * outputs + n, tl.sum(total, 0), mask=n < outputs)
+        tl.store(bias_out + slot * outputs + n, tl.sum(total, 0).to(bias_out.dtype.element_ty), mask=n < outputs)
 
 
 @jit
@@ -403,7 +435,7 @@ def _weight_strip_kernel(
         inside = row < height
         d0 = tl.load(g_at + (row + 1) * g_sy, mask=g_mask & (row + 1 < height), other=0.0)
         d1 = tl.load(g_at + row * g_sy, mask=g_mask & inside, other=0.0)
-        d2 = tl.load(g_at + (row - 1) * g_sy, mask=g_mask & (row > 0), other=0.0)
+        d2 = tl.load(g_at + (row - 1) * g_sy, mask=g_mask & (row > 0) & inside, other=0.0)
         total += d1.to(tl.float32)
         if pair:
             a = tl.trans(tl.load(x_at + row * x_sy, mask=seen & inside, other=0.0))
@@ -425,27 +457,53 @@ def _weight_strip_kernel(
             s22 = tl.dot(a2, d2, s22, input_precision=precision)
     # each pixel of a pair saw all three taps: two partial sums
     slot = ((m * tl.num_programs(0) + tile) * tl.num_programs(1) + strip) * each + q
-    tl.store(bias_out + slot * outputs + o, tl.sum(total, 0), mask=kept)
+    kind = out.dtype.element_ty
+    tl.store(bias_out + slot * outputs + o, tl.sum(total, 0).to(kind), mask=kept)
     at = out + ((slot * outputs + o) * (9 * channels))[None, :]
     if pair:
         kx = px[:, None] - q[None, :]
         at += kx * channels + c[:, None]
         mask = (kx >= 0) & (kx < 3) & (c < channels)[:, None] & kept[None, :]
-        tl.store(at, s00, mask=mask)
-        tl.store(at + 3 * channels, s10, mask=mask)
-        tl.store(at + 6 * channels, s20, mask=mask)
+        tl.store(at, s00.to(kind), mask=mask)
+        tl.store(at + 3 * channels, s10.to(kind), mask=mask)
+        tl.store(at + 6 * channels, s20.to(kind), mask=mask)
     else:
         at += k[:, None]
         mask = used[:, None] & kept[None, :]
-        tl.store(at, s00, mask=mask)
-        tl.store(at + channels, s01, mask=mask)
-        tl.store(at + 2 * channels, s02, mask=mask)
-        tl.store(at + 3 * channels, s10, mask=mask)
-        tl.store(at + 4 * channels, s11, mask=mask)
-        tl.store(at + 5 * channels, s12, mask=mask)
-        tl.store(at + 6 * channels, s20, mask=mask)
-        tl.store(at + 7 * channels, s21, mask=mask)
-        tl.store(at + 8 * channels, s22, mask=mask)
+        tl.store(at, s00.to(kind), mask=mask)
+        tl.store(at + channels, s01.to(kind), mask=mask)
+        tl.store(at + 2 * channels, s02.to(kind), mask=mask)
+        tl.store(at + 3 * channels, s10.to(kind), mask=mask)
+        tl.store(at + 4 * channels, s11.to(kind), mask=mask)
+        tl.store(at + 5 * channels, s12.to(kind), mask=mask)
+        tl.store(at + 6 * channels, s20.to(kind), mask=mask)
+        tl.store(at + 7 * channels, s21.to(kind), mask=mask)
+        tl.store(at + 8 * channels, s22.to(kind), mask=mask)
+
+
+@jit
+def _collect(part, out, m, first, slots, size, block_s: tl.constexpr, block: tl.constexpr):
+    i = first + tl.arange(0, block)
+    slot = tl.arange(0, block_s)
+    acc = tl.zeros((block_s, block), tl.float32)
+    for s in range(0, slots, block_s):
+        mask = (s + slot < slots)[:, None] & (i < size)[None, :]
+        acc += tl.load(part + m * slots * size + (s + slot)[:, None] * size + i[None, :], mask=mask, other=0.0)
+    tl.store(out + m * size + i, tl.sum(acc, 0).to(out.dtype.element_ty), mask=i < size)
+
+
+@jit
+def _collect_kernel(
+    part, part_bias, out, out_bias, slots, size, outputs, block_s: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Add up the partial weight and bias gradients, in a fixed order."""
+    tile = tl.program_id(0)
+    m = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(size, block)
+    if tile < tiles:
+        _collect(part, out, m, tile * block, slots, size, block_s, block)
+    else:
+        _collect(part_bias, out_bias, m, (tile - tiles) * block, slots, outputs, block_s, block)
 
 
 @dataclass(frozen=True)
@@ -456,15 +514,86 @@ class Config:
     block_m: int = 128  # pixels (weight tile: rows of the weight)
     block_n: int = 64  # outputs
     block_k: int = 64  # channels (weight tile: pixels)
-    rows: int = 42  # strip: image rows per program
+    rows: int = 42  # strip: image rows per program, fewer where that would leave multiprocessors idle
     pair: bool = False  # strip: two neighbouring pixels and their taps as one product, for 32 channels and fewer
-    splits: int = 1  # weight tile: pixel ranges summed apart
+    programs: int = 528  # weight tile: how many to aim at, by splitting the pixels into ranges summed apart
     warps: int = 4
     stages: int = 3
 
 
-MEASURED: dict[tuple[str, int, int, int, int, int], Config] = {}
-"""Configurations chosen by measurement, keyed by (pass, kernel, stride, height, channels, outputs); others follow `_default`."""
+Layer = tuple[str, int, int, int, int, int]
+"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight: in), channels made (out)."""
+
+MEASURED: dict[Layer, Config] = {
+    ("forward", 3, 1, 84, 4, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=2),
+    ("weight", 3, 1, 84, 4, 32): Config(block_m=64, block_n=32, block_k=128, warps=4, stages=2),
+    ("forward", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=4),
+    ("input", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=4),
+    ("weight", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=84, pair=True, warps=8, stages=3),
+    ("forward", 3, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=4),
+    ("spread", 3, 2, 84, 32, 64): Config(block_m=128, block_n=32, block_k=32, warps=4, stages=2),
+    ("weight", 3, 2, 84, 32, 64): Config(block_m=128, warps=4, stages=2),
+    ("forward", 3, 1, 42, 64, 64): Config(block_m=128, warps=4, stages=3),
+    ("input", 3, 1, 42, 64, 64): Config(block_m=128, warps=4, stages=3),
+    ("weight", 3, 1, 42, 64, 64): Config(strip=True, block_m=64, warps=8, stages=3),
+    ("forward", 3, 2, 42, 64, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
+    ("spread", 3, 2, 42, 64, 128): Config(block_m=128, block_k=32, warps=8, stages=3),
+    ("weight", 3, 2, 42, 64, 128): Config(block_m=128, block_n=128, programs=560, warps=8, stages=3),
+    ("forward", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
+    ("input", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
+    ("weight", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, programs=1008, warps=8, stages=3),
+    ("forward", 3, 2, 21, 128, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
+    ("spread", 3, 2, 21, 128, 256): Config(block_m=128, block_k=32, warps=8, stages=3),
+    ("weight", 3, 2, 21, 128, 256): Config(block_m=128, programs=576, warps=4, stages=3),
+    ("forward", 3, 1, 11, 256, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
+    ("input", 3, 1, 11, 256, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
+    ("weight", 3, 1, 11, 256, 256): Config(block_m=128, block_n=128, programs=576, warps=8, stages=3),
+    ("forward", 1, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=3),
+    ("spread", 1, 2, 84, 32, 64): Config(block_m=128, block_n=32, block_k=32, warps=8, stages=2),
+    ("weight", 1, 2, 84, 32, 64): Config(block_m=32, programs=256, warps=4, stages=3),
+    ("forward", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
+    ("spread", 1, 2, 42, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
+    ("weight", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, programs=256, warps=4, stages=3),
+    ("forward", 1, 2, 21, 128, 256): Config(block_m=128, block_n=128, warps=4, stages=3),
+    ("spread", 1, 2, 21, 128, 256): Config(block_m=64, block_k=32, warps=4, stages=2),
+    ("weight", 1, 2, 21, 128, 256): Config(block_m=128, programs=256, warps=4, stages=3),
+    ("forward", 3, 1, 84, 4, 16): Config(strip=True, block_m=128, rows=7, pair=True, warps=8, stages=2),
+    ("weight", 3, 1, 84, 4, 16): Config(block_m=64, block_n=16, block_k=128, programs=256, warps=4, stages=2),
+    ("forward", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=4),
+    ("input", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=4),
+    ("weight", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=3),
+    ("forward", 3, 2, 84, 16, 32): Config(block_m=128, block_n=32, block_k=16, warps=4, stages=3),
+    ("spread", 3, 2, 84, 16, 32): Config(block_m=128, block_n=16, block_k=32, warps=4, stages=1),
+    ("weight", 3, 2, 84, 16, 32): Config(block_m=64, block_n=32, programs=768, warps=4, stages=3),
+    ("forward", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
+    ("input", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
+    ("weight", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=8, stages=3),
+    ("forward", 3, 2, 42, 32, 64): Config(block_m=256, block_k=32, warps=8, stages=2),
+    ("spread", 3, 2, 42, 32, 64): Config(block_m=128, block_n=32, warps=4, stages=2),
+    ("weight", 3, 2, 42, 32, 64): Config(block_m=128, programs=264, warps=4, stages=3),
+    ("forward", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
+    ("input", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
+    ("weight", 3, 1, 21, 64, 64): Config(block_m=128, programs=260, warps=4, stages=3),
+    ("forward", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
+    ("spread", 3, 2, 21, 64, 128): Config(block_m=128, block_k=32, warps=8, stages=3),
+    ("weight", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, programs=252, warps=4, stages=3),
+    ("forward", 3, 1, 11, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
+    ("input", 3, 1, 11, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
+    ("weight", 3, 1, 11, 128, 128): Config(block_m=128, programs=504, warps=4, stages=2),
+    ("forward", 1, 2, 84, 16, 32): Config(block_m=128, block_n=32, block_k=16, warps=4, stages=3),
+    ("spread", 1, 2, 84, 16, 32): Config(block_m=64, block_n=16, block_k=32, warps=4, stages=2),
+    ("weight", 1, 2, 84, 16, 32): Config(block_m=16, block_n=32, programs=256, warps=4, stages=3),
+    ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
+    ("spread", 1, 2, 42, 32, 64): Config(block_m=64, block_n=32, block_k=32, warps=4, stages=2),
+    ("weight", 1, 2, 42, 32, 64): Config(block_m=32, programs=256, warps=4, stages=3),
+    ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
+    ("spread", 1, 2, 21, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
+    ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
+}
+"""Configurations chosen by measurement on an H200; other layers follow `_default`."""
+
+LIBRARY: set[Layer] = set()
+"""Layers that cuDNN's grouped convolution does faster; used where activations are in its memory order already."""
 
 
 def _power(value: int, least: int = 16) -> int:
@@ -472,28 +601,18 @@ def _power(value: int, least: int = 16) -> int:
 
 
 def _default(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
-    """A sound configuration for any layer. `channels` are the ones summed over in a forward or input-gradient pass."""
-    narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 64
+    """A sound configuration for any layer."""
+    narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 32
     block_n = min(_power(outputs), 128)
-    rows = height if height <= 42 else (height + 1) // 2
     if kind == "weight":
-        if narrow and outputs <= 32:
-            return Config(strip=True, rows=rows, pair=True, warps=4, stages=3)
-        taps = kernel * kernel * channels
-        return Config(
-            block_m=min(_power(taps, 64), 128), block_n=block_n, block_k=64, splits=_splits(taps, height), warps=4
-        )
+        if narrow and channels >= 16:
+            return Config(strip=True, pair=True, block_m=64, rows=84, warps=8, stages=3)
+        return Config(block_m=min(_power(kernel * kernel * channels), 128), block_n=block_n, warps=8 if block_n == 128 else 4)
     if kind == "spread":
-        return Config(block_m=128, block_n=min(block_n, 64), block_k=32, warps=8 if block_n > 32 else 4, stages=2)
+        return Config(block_n=min(block_n, 64), block_k=32, warps=8 if block_n > 32 else 4, stages=2)
     if narrow:
-        return Config(strip=True, rows=rows, pair=True, block_n=block_n, warps=4, stages=3)
-    return Config(
-        block_m=128, block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4, stages=4
-    )
-
-
-def _splits(taps: int, height: int) -> int:
-    return max(1, min(32, 4096 * height // (42 * taps)))
+        return Config(strip=True, pair=channels <= 16, block_m=64, rows=21, warps=4, stages=4 if channels >= 16 else 2)
+    return Config(block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4)
 
 
 def _config(
@@ -546,8 +665,10 @@ def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
     return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
 
 
-def _strip_sizes(config: Config, height: int, width: int, channels: int, outputs: int) -> tuple[int, int, dict[str, int]]:
-    """Rows per program, columns of the product, and the strip kernels' sizes."""
+def _strip_sizes(
+    config: Config, members: int, batch: int, height: int, width: int, channels: int, outputs: int
+) -> tuple[int, int, dict[str, int]]:
+    """Column tiles per member, strips per column, and the strip kernels' sizes."""
     padded, wide = 1 << (channels - 1).bit_length(), 1 << (outputs - 1).bit_length()
     if config.pair:
         wide = max(wide, 8)
@@ -555,11 +676,13 @@ def _strip_sizes(config: Config, height: int, width: int, channels: int, outputs
     else:
         wide = max(wide, 16)
         columns, block_k, block_n = width, _power(channels), wide
+    tiles = triton.cdiv(batch * columns, config.block_m)
+    rows = max(2, min(config.rows, height, triton.cdiv(height * members * tiles, 264)))
     sizes = {
-        "padded": padded, "wide": wide, "block_m": config.block_m, "block_n": block_n, "block_k": block_k,
-        "pair": config.pair,
+        "outputs": outputs, "padded": padded, "wide": wide, "rows": rows, "pair": config.pair,
+        "block_m": config.block_m, "block_n": block_n, "block_k": block_k,
     }  # fmt: skip
-    return min(config.rows, height), columns, sizes
+    return tiles, triton.cdiv(height, rows), sizes
 
 
 def _run_product(
@@ -592,11 +715,9 @@ def _run_product(
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     if config.strip:
-        rows, columns, sizes = _strip_sizes(config, in_h, in_w, channels, outputs)
-        grid = (members * triton.cdiv(batch * columns, config.block_m) * triton.cdiv(in_h, rows),)
-        _strip_kernel[grid](
-            *pointers, members, batch, *strides, in_h, in_w, channels, outputs=outputs, rows=rows,
-            **sizes, **flags,
+        tiles, strips, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
+        _strip_kernel[(members * tiles * strips,)](
+            *pointers, members, batch, *strides, in_h, in_w, channels, **sizes, **flags
         )  # fmt: skip
     else:
         block_n = min(config.block_n, _power(outputs))
@@ -607,30 +728,61 @@ def _run_product(
         )  # fmt: skip
 
 
+def _as_library(x: Tensor) -> Tensor:
+    """The same memory as `[batch, member * channel, y, x]`, channels last."""
+    return x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+
+
+def _library_forward(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: int, relu: bool
+) -> Tensor:
+    members, _, _, kernel, _ = weight.shape
+    shape = ((stride, stride), (kernel // 2, kernel // 2), (1, 1), members)
+    flat, w = _as_library(x), weight.flatten(0, 1)
+    if relu and residual is None:
+        y = torch.cudnn_convolution_relu(flat, w, bias.flatten(), *shape)
+    elif relu and residual is not None:
+        y = torch.cudnn_convolution_add_relu(flat, w, _as_library(residual), 1.0, bias.flatten(), *shape)
+    else:
+        y = F.conv2d(flat, w, bias.flatten(), *shape)
+        y = y if residual is None else y + _as_library(residual)
+    return y.unflatten(1, (members, -1)).permute(1, 0, 3, 4, 2)
+
+
 def run_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool,
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the forward pass; `config` overrides the table."""
     packed = _packed(weight)
-    members, outputs, kernel = packed.shape[:3]
     x = _readable(x)
+    _, outputs, kernel, _, channels = packed.shape
+    layer = ("forward", kernel, stride, x.shape[2], channels, outputs)
+    if config is None and layer in LIBRARY and grouped and _grouped(x) and bias is not None:
+        return _library_forward(x, packed.permute(0, 1, 4, 2, 3), bias, residual, stride, relu)
     out = _empty(_shape(x, weight, stride), grouped, x)
     _run_product(x, packed, bias, _matching(residual, out), None, out, stride, relu, False, config)
     return out
 
 
 def run_input_gradient(
-    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int,
-    config: Config | None = None,
+    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, side: Tensor | None, side_weight: Tensor | None,
+    height: int, width: int, stride: int, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    """Launch the input gradient: `(gradient + add) * (gate > 0)`."""
+    """Launch the input gradient: `(gradient + add) * (gate > 0)`.
+
+    At stride 2, `side` and `side_weight` add the input gradient of a 1x1 shortcut over the same input.
+    """
     packed = _packed(weight)
     members, outputs, kernel, _, channels = packed.shape
     g = _readable(g)
     out = _empty((members, g.shape[1], height, width, channels), _grouped(g), g)
     add, gate = _matching(add, out), _matching(gate, out)
+    if side is not None and side_weight is not None:
+        side, side_weight = _matching(side, g), _packed(side_weight)
     if stride == 1:
+        if side is not None:
+            raise ValueError("a shortcut beside a convolution of stride 1 is the identity: pass its gradient as `add`")
         _run_product(g, packed, None, add, gate, out, 1, False, True, config)
         return out
     if stride != 2:
@@ -641,10 +793,11 @@ def run_input_gradient(
     grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
     _spread_kernel[grid](
-        g, packed, out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
+        g, packed, g if side is None else side, packed if side_weight is None else side_weight,
+        out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
         *_steps(g, members), w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
-        has_add=add is not None, has_gate=gate is not None, member_fast=_grouped(out),
+        has_side=side is not None, has_add=add is not None, has_gate=gate is not None, member_fast=_grouped(out),
         block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
         precision=_precision(g.dtype), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
@@ -658,34 +811,51 @@ def run_weight_gradient(
     x, g = _readable(x), _readable(g)
     members, batch, out_h, out_w, outputs = g.shape
     in_h, in_w, channels = x.shape[2:]
-    config = config or _config("weight", kernel, stride, in_h, channels, outputs, x.dtype)
+    layer = ("weight", kernel, stride, in_h, channels, outputs)
+    if config is None and layer in LIBRARY and _grouped(x) and _grouped(g):
+        w = x.new_empty((members * outputs, kernel, kernel, channels)).permute(0, 3, 1, 2)
+        _, dw, db = torch.ops.aten.convolution_backward(
+            _as_library(g), _as_library(x), w, [members * outputs], [stride, stride], [kernel // 2, kernel // 2], [1, 1],
+            False, [0, 0], members, [False, True, True],
+        )  # fmt: skip
+        dw = dw.contiguous(memory_format=torch.channels_last)
+        return dw.unflatten(0, (members, outputs)), db.view(members, outputs)
+    config = config or _config(*layer, x.dtype)
     taps = kernel * kernel * channels
+    weight, bias = x.new_empty((members, outputs, kernel, kernel, channels)), x.new_empty((members, outputs))
     strides = (*_steps(x, members), *_steps(g, members))
     options = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
     if config.strip:
-        rows, columns, sizes = _strip_sizes(config, in_h, in_w, channels, outputs)
-        grid = (triton.cdiv(batch * columns, config.block_m), triton.cdiv(in_h, rows), members)
-        slots = grid[0] * grid[1] * (2 if config.pair else 1)
-        out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
-        total = x.new_empty((members, slots, outputs), dtype=torch.float32)
-        _weight_strip_kernel[grid](
-            x, g, out, total, members, batch, *strides, in_h, in_w, channels, outputs=outputs, rows=rows, **sizes, **options,
-        )  # fmt: skip
+        *tiles, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
+        grid = (*tiles, members)
+        slots = tiles[0] * tiles[1] * (2 if config.pair else 1)
     else:
         images = min(1 << (batch - 1).bit_length(), config.block_k)
         steps = triton.cdiv(batch, images) * out_h * triton.cdiv(out_w, config.block_k // images)
-        slots = max(1, min(config.splits, steps))
-        out = x.new_empty((members, slots, outputs, taps), dtype=torch.float32 if slots > 1 else x.dtype)
-        total = x.new_empty((members, slots, outputs), dtype=torch.float32)
         block_m, block_n = min(config.block_m, _power(taps)), min(config.block_n, _power(outputs))
-        grid = (triton.cdiv(taps, block_m) * triton.cdiv(outputs, block_n), slots, members)
+        tiles_n = triton.cdiv(taps, block_m) * triton.cdiv(outputs, block_n)
+        slots = max(1, min(round(config.programs / (tiles_n * members)), 64, steps))
+        grid = (tiles_n, slots, members)
+    if slots == 1:
+        part, part_bias = weight, bias
+    else:
+        part = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
+        part_bias = x.new_empty((members, slots, outputs), dtype=torch.float32)
+    if config.strip:
+        _weight_strip_kernel[grid](
+            x, g, part, part_bias, members, batch, *strides, in_h, in_w, channels, **sizes, **options
+        )  # fmt: skip
+    else:
         _weight_tile_kernel[grid](
-            x, g, out, total, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+            x, g, part, part_bias, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
             images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k, **options,
         )  # fmt: skip
-    weight = out.sum(1).to(x.dtype) if slots > 1 else out
-    weight = weight.view(members, outputs, kernel, kernel, channels).permute(0, 1, 4, 2, 3)
-    return weight, (total.sum(1) if slots > 1 else total.view(members, outputs)).to(x.dtype)
+    if slots > 1:
+        size, block = outputs * taps, 128 if slots > 8 else 512
+        grid = (triton.cdiv(size, block) + triton.cdiv(outputs, block), members)
+        block_s = 16 if slots > 8 else 1 << (slots - 1).bit_length()
+        _collect_kernel[grid](part, part_bias, weight, bias, slots, size, outputs, block_s=block_s, block=block)
+    return weight.permute(0, 1, 4, 2, 3), bias
 
 
 def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, int]:
@@ -701,8 +871,9 @@ def _fake_forward(
 
 
 def _fake_input_gradient(
-    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, height: int, width: int, stride: int
-) -> Tensor:
+    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, side: Tensor | None, side_weight: Tensor | None,
+    height: int, width: int, stride: int,
+) -> Tensor:  # fmt: skip
     return _empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]), _grouped(g), g)
 
 
@@ -715,24 +886,38 @@ def _fake_weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tup
 # Opaque operators: torch.compile keeps them whole, torch.func unwraps for them. `torch.library.custom_op` would bring an autograd
 # layer of its own, which torch.func refuses inside a backward pass; here that layer is passed through.
 _library = torch.library.Library("steadyq", "FRAGMENT")
-for _schema, _run, _fake in (
-    ("conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu, bool grouped) -> Tensor",
-     run_forward, _fake_forward),
-    ("conv_input_gradient(Tensor g, Tensor weight, Tensor? add, Tensor? gate, int height, int width, int stride) -> Tensor",
-     run_input_gradient, _fake_input_gradient),
-    ("conv_weight_gradient(Tensor x, Tensor g, int kernel, int stride) -> (Tensor, Tensor)",
-     run_weight_gradient, _fake_weight_gradient),
-):  # fmt: skip
-    _name = _library.define(_schema)
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"steadyq::{_name}", _fake, lib=_library)
+
+
+def _register(schema: str, run: Any, fake: Any) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"steadyq::{name}", fake, lib=_library)
+
+
+_register(
+    "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu, bool grouped) -> Tensor",
+    run_forward, _fake_forward,
+)  # fmt: skip
+_register(
+    "conv_input_gradient(Tensor g, Tensor weight, Tensor? add, Tensor? gate, Tensor? side, Tensor? side_weight, "
+    "int height, int width, int stride) -> Tensor",
+    run_input_gradient, _fake_input_gradient,
+)  # fmt: skip
+_register(
+    "conv_weight_gradient(Tensor x, Tensor g, int kernel, int stride) -> (Tensor, Tensor)",
+    run_weight_gradient, _fake_weight_gradient,
+)  # fmt: skip
+
+
+_ops = torch.ops.steadyq
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(x, weight, bias, residual, stride: int, relu: bool, grouped: bool) -> Tensor:
-        return torch.ops.steadyq.conv(x, weight, bias, residual, stride, relu, grouped)
+        return _ops.conv(x, weight, bias, residual, stride, relu, grouped)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -746,12 +931,102 @@ class _Conv(torch.autograd.Function):
         g = torch.ops.aten.threshold_backward(dy, y, 0) if ctx.relu else dy
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.steadyq.conv_input_gradient(g, weight, None, None, x.shape[2], x.shape[3], ctx.stride)
+            dx = _ops.conv_input_gradient(g, weight, None, None, None, None, *x.shape[2:4], ctx.stride)
             if x.shape[0] != dx.shape[0]:
                 dx = dx.sum(0, keepdim=True)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dw, db = torch.ops.steadyq.conv_weight_gradient(x, g, weight.shape[-1], ctx.stride)
+            dw, db = _ops.conv_weight_gradient(x, g, weight.shape[-1], ctx.stride)
         return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None, None
+
+
+# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its backward pass.
+@torch.compiler.allow_in_graph
+def _apply_conv(*args: Any) -> Tensor:
+    return _Conv.apply(*args)
+
+
+class _Trunk(torch.autograd.Function):
+    """Stem and residual blocks as one node, so that every ReLU gate and residual sum rides in some kernel's epilogue."""
+
+    @staticmethod
+    def forward(strides: tuple[int, ...], grouped: bool, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        y = _ops.conv(x, params[0], params[1], None, 1, True, grouped)
+        kept = [y]
+        for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
+            middle = _ops.conv(y, w1, b1, None, stride, True, grouped)
+            beside = _ops.conv(y, *shortcut, None, stride, False, grouped) if shortcut else y
+            y = _ops.conv(middle, w2, b2, beside, 1, True, grouped)
+            kept += [middle, y]
+        return (y, *kept[:-1])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.strides, _, x, *params = inputs
+        ctx.count = len(params)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, *params, *output[1:], output[0])
+
+    @staticmethod
+    def backward(ctx, dy, *_):
+        x, *saved = ctx.saved_tensors
+        params, kept = saved[: ctx.count], saved[ctx.count :]
+        blocks = list(_blocks(ctx.strides, params))
+        grads: list[Any] = []
+        g = torch.ops.aten.threshold_backward(dy, kept[-1], 0)
+        for i, (stride, (w1, _, w2, _, *shortcut)) in reversed(list(enumerate(blocks))):
+            below, middle = kept[2 * i], kept[2 * i + 1]
+            second = _ops.conv_weight_gradient(middle, g, 3, 1)
+            dm = _ops.conv_input_gradient(g, w2, None, middle, None, None, *middle.shape[2:4], 1)
+            first = _ops.conv_weight_gradient(below, dm, 3, stride)
+            beside = _ops.conv_weight_gradient(below, g, 1, stride) if shortcut else ()
+            grads = [*first, *second, *beside, *grads]
+            size = below.shape[2:4]
+            if shortcut and stride == 2:
+                g = _ops.conv_input_gradient(dm, w1, None, below, g, shortcut[0], *size, stride)
+            else:
+                if shortcut:
+                    g = _ops.conv_input_gradient(g, shortcut[0], None, None, None, None, *size, stride)
+                g = _ops.conv_input_gradient(dm, w1, g, below, None, None, *size, stride)
+        dx = None
+        if ctx.needs_input_grad[2]:
+            dx = _ops.conv_input_gradient(g, params[0], None, None, None, None, *x.shape[2:4], 1)
+            dx = dx if x.shape[0] == dx.shape[0] else dx.sum(0, keepdim=True)
+        return None, None, dx, *_ops.conv_weight_gradient(x, g, params[0].shape[-1], 1), *grads
+
+
+def _blocks(strides: tuple[int, ...], params: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
+    """Split the flat parameters, stem first, into blocks: a 1x1 shortcut's weight and bias follow where the shape changes."""
+    at = 2
+    for stride in strides:
+        size = 6 if at + 4 < len(params) and params[at + 4].shape[-1] == 1 else 4
+        yield stride, params[at : at + size]
+        at += size
+
+
+@torch.compiler.allow_in_graph
+def _apply_trunk(*args: Any) -> Tensor:
+    return _Trunk.apply(*args)[0]
+
+
+def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...], *, grouped: bool = False) -> Tensor:
+    """Stem and residual blocks: `Block(x) = relu(conv2(relu(conv1(x))) + shortcut(x))`, conv1 and shortcut with the block's stride.
+
+    `params` is flat: weight and bias of the stem (ReLU), then of each block's conv1, conv2 and, where it has one, 1x1 shortcut.
+    Equal to the same chain of `conv`, with fewer passes over memory in the backward pass.
+    """
+    if not available(x):
+        return trunk_reference(x, params, strides)
+    return _apply_trunk(strides, grouped, x, *params)
+
+
+def trunk_reference(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
+    """What `trunk` computes, in plain convolutions."""
+    y = conv_reference(x, params[0], params[1], relu=True)
+    for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
+        middle = conv_reference(y, w1, b1, stride=stride, relu=True)
+        beside = conv_reference(y, *shortcut, stride=stride) if shortcut else y
+        y = conv_reference(middle, w2, b2, relu=True, residual=beside)
+    return y
 
 
 def available(x: Tensor) -> bool:
@@ -771,7 +1046,7 @@ def conv(
     """
     if not available(x):
         return conv_reference(x, weight, bias, stride=stride, relu=relu, residual=residual)
-    return _Conv.apply(x, weight, bias, residual, stride, relu, _grouped(x) if grouped is None else grouped)
+    return _apply_conv(x, weight, bias, residual, stride, relu, _grouped(x) if grouped is None else grouped)
 
 
 def conv_reference(
