@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from steadyq.drive import Interrupted, train
 from steadyq.explore import epsilon_greedy
 from steadyq.progress import Quiet
 from steadyq.recipe import Recipe
+from steadyq.runs import Checkpoint
 from steadyq.train import Diverged, Training
 
 SMALL: dict[str, Any] = {
@@ -205,6 +207,26 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_with_clean_logs(tm
     assert_same_run(tmp_path / "whole", folder)
 
 
+def test_a_restored_training_is_the_saved_one_in_every_tensor(tmp_path: Path) -> None:
+    recipe = minatar(**{"protocol.stack": 2, "protocol.lanes": 2})
+    training = started(recipe, tmp_path / "one")
+    for _ in range(90):
+        training.step()
+    saved = training.checkpoint()
+    copy = Checkpoint(
+        {group: {name: t.clone() for name, t in tensors.items()} for group, tensors in saved.tensors.items()},
+        json.loads(json.dumps(saved.plain)),
+    )
+    twin = Training(recipe, RunFolder(tmp_path / "other").begin(recipe))
+    twin.restore(copy)
+    again = twin.checkpoint()
+    for group, tensors in copy.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(again.tensors[group][name], tensor), (group, name)
+    assert {**again.plain, "wall": 0} == {**copy.plain, "wall": 0}
+    assert torch.equal(twin.act_values(), training.act_values())
+
+
 # -- the command line, in real processes --------------------------------------------------------------------------
 
 
@@ -248,7 +270,7 @@ def run_cli(words: list[str]) -> int:
 
 def test_a_process_killed_at_a_random_moment_continues_to_the_same_end(tmp_path: Path) -> None:
     run = tmp_path / "killed"
-    process = begin(command(run, 3000))
+    process = begin(command(run, 2500))
     wait_for(lambda: RunFolder(run).checkpoints(), process)
     moment = random.random() / 2  # any moment must do; a failure shows which it was
     time.sleep(moment)
@@ -257,8 +279,8 @@ def test_a_process_killed_at_a_random_moment_continues_to_the_same_end(tmp_path:
     assert process.returncode == -signal.SIGKILL, (moment, said)
     assert RunFolder(run).result is None
 
-    assert run_cli(command(run, 3000)) == 0
-    assert run_cli(command(tmp_path / "whole", 3000)) == 0
+    assert run_cli(command(run, 2500)) == 0
+    assert run_cli(command(tmp_path / "whole", 2500)) == 0
     assert_same_run(tmp_path / "whole", run)
 
 
@@ -347,7 +369,8 @@ def started(recipe: Recipe, path: Path) -> Training:
 
 def test_two_consecutive_updates_use_different_randomness(tmp_path: Path) -> None:
     """The eager half of the captured-step test: orders and batches are drawn outside the update, anew each time."""
-    recipe = cartpole(**{"ensemble.members": 8, "replay.warmup": 100, "replay.ratio": 6})
+    # Uniform replay: with frozen draws the batches would be equal, whatever the priorities have become.
+    recipe = cartpole(**{"ensemble.members": 8, "replay.warmup": 100, "replay.ratio": 6, "replay.alpha": 0.0})
     training = started(recipe, tmp_path)
     seen: list[tuple[list[int], list[int]]] = []
     update = training.learner.update
@@ -364,26 +387,52 @@ def test_two_consecutive_updates_use_different_randomness(tmp_path: Path) -> Non
     assert len({tuple(index) for _, index in seen}) == 6
 
 
-def test_learning_begins_after_the_warmup_and_runs_ratio_updates_every_so_many_steps(tmp_path: Path) -> None:
-    training = started(cartpole(**{"replay.ratio": 3, "replay.every": 5}), tmp_path)
+@pytest.mark.parametrize(("every", "first", "second"), [(1, 65, 66), (5, 65, 70), (16, 80, 96)])
+def test_learning_begins_after_the_warmup_and_recurs(every: int, first: int, second: int, tmp_path: Path) -> None:
+    training = started(cartpole(**{"replay.ratio": 3, "replay.every": every}), tmp_path)
     updates = []
-    for _ in range(80):
+    for _ in range(second):
         training.step()
         updates.append(training.learner.updates)
-    assert updates[63] == 0  # step 64 is still warm-up
-    assert updates[64] == 3  # step 65 is the first beyond it that is a multiple of 5
-    assert updates[68] == 3
-    assert updates[69] == 6
+    assert updates == [0] * (first - 1) + [3] * (second - first) + [6]  # step 64 itself is still warm-up
+
+
+def test_learning_can_begin_after_the_shortest_warmup_an_n_step_recipe_allows(tmp_path: Path) -> None:
+    training = started(cartpole(**{"protocol.lanes": 4, "replay.n_step": 5, "replay.warmup": 16}), tmp_path)
+    for _ in range(6):
+        training.step()
+    assert training.learner.updates > 0
+
+
+class Costly(gymnasium.Env[np.ndarray, int]):
+    """Every step costs 2.5."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), -2.5, False, False, {}
 
 
 def test_the_learner_sees_signs_and_the_scores_are_raw(tmp_path: Path) -> None:
-    recipe = presets.steady("Acrobot-v1").override({**SMALL, "network.hidden": (8,), "protocol.max_frames": 10})
-    for seen, kind in ((-1.0, "raw"), (-1.0, "sign")):
-        training = started(recipe.override({"protocol.reward": kind}), tmp_path / kind)
-        for _ in range(10):
-            training.step()
-        assert training.ring.reward[:10].tolist() == [seen] * 10
-        assert list(training.recent) == [-10.0]
+    gymnasium.register("SteadyCostly-v0", entry_point=Costly)
+    try:
+        recipe = presets.steady("SteadyCostly-v0").override({**SMALL, "protocol.max_frames": 10})
+        for kind, seen in (("raw", -2.5), ("sign", -1.0)):
+            training = started(recipe.override({"protocol.reward": kind}), tmp_path / kind)
+            for _ in range(10):
+                training.step()
+            assert training.ring.reward[:10].tolist() == [seen] * 10
+            assert list(training.recent) == [-25.0]
+            assert training.ceiling.best_reward == seen
+    finally:
+        del gymnasium.registry["SteadyCostly-v0"]
 
 
 @pytest.mark.parametrize(("forbid", "expected"), [("rewarded", True), ("none", False), ("auto", False)])
@@ -421,3 +470,37 @@ def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ign
     epsilon_greedy(q, 0.3, first)
     epsilon_greedy(-q, 0.9, second)
     assert first.random() == second.random()
+
+
+@pytest.mark.parametrize("intervention", ["reinitialise", "none"])
+def test_every_layer_is_measured_and_only_a_spike_above_the_threshold_is_reset(
+    intervention: str, tmp_path: Path
+) -> None:
+    recipe = cartpole(**{"regulation.threshold": 6.0, "regulation.intervention": intervention})
+    training = started(recipe, tmp_path)
+    weight = training.learner.online["fc2.weight"]
+    with torch.no_grad():
+        weight[1, 0, 0] = 50.0
+    before = {name: p.clone() for name, p in training.learner.online.items()}
+    training.regulate()
+    measured, *resets = RunFolder(tmp_path).events()
+    assert measured["event"] == "spikes"
+    assert measured["layers"] == ["fc1", "fc2", "head"]
+    assert [ratio > 6 for member in measured["ratios"] for ratio in member] == [False] * 4 + [True, False]
+    changed = [name for name, p in training.learner.online.items() if not torch.equal(p, before[name])]
+    if intervention == "none":
+        assert resets == []
+        assert changed == []
+    else:
+        assert changed == ["fc2.weight", "fc2.bias"]
+        assert torch.equal(weight[0], before["fc2.weight"][0])
+        assert [(event["event"], event["member"], event["layer"]) for event in resets] == [("reset", 1, "fc2")]
+        assert resets[0]["ratio"] == measured["ratios"][1][1]
+        assert training.resets == 1
+
+
+def test_layers_are_measured_at_their_own_pace_once_learning_has_begun(tmp_path: Path) -> None:
+    training = started(cartpole(**{"regulation.every": 30}), tmp_path)
+    for _ in range(130):
+        training.step()
+    assert [event["step"] for event in RunFolder(tmp_path).events() if event["event"] == "spikes"] == [90, 120]

@@ -81,12 +81,11 @@ def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
     from steadyq import envs
     from steadyq.agent import ensemble_for
-    from steadyq.drive import Interrupted, rewarded_share, seconds_per_update
+    from steadyq.drive import rewarded_share, seconds_per_update
     from steadyq.drive import train as run_training
     from steadyq.presets import recipe_for
     from steadyq.progress import Terminal, clock
     from steadyq.runs import RunFolder, default_path
-    from steadyq.train import Diverged
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("env", nargs="?")
@@ -135,16 +134,13 @@ def train(words: list[str]) -> int:
                 f"compare with --operator.forbid auto"
             )
         OUT.print(f"writing to {path}\n")
-    try:
-        folder = run_training(recipe, run=path, display=display)
-    except Interrupted as stop:
-        print(f"steadyq: {stop}", file=sys.stderr)
-        return 130
-    except Diverged as error:
-        print(f"steadyq: {error}; state saved in {path}/diverged", file=sys.stderr)
-        return 3
-    OUT.print(f"result: {folder.path}/result.json   evaluate again: steadyq evaluate {folder.path}")
-    return 0
+    code = _stoppable(lambda: run_training(recipe, run=path, display=display))
+    if code == 0:
+        OUT.print(f"result   {path}/result.json")
+        OUT.print(
+            f"next     steadyq report {path}   |   steadyq play {path} --out game.mp4   |   steadyq evaluate {path}"
+        )
+    return code
 
 
 @dataclass(frozen=True)
@@ -240,6 +236,111 @@ def play(words: list[str]) -> int:
         options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
     )
     OUT.print(f"{options.out}: one game, {steps:,} steps, return {score:g}")
+    return 0
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write one page about one or more runs: curves, diagnostics, scores; opens offline in any browser."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; runs that differ only in their seed are drawn together."""
+    out: Path = Path("report.html")
+    """The page."""
+    video: Path | None = None
+    """An .mp4 to show in it, as `steadyq play` writes."""
+
+
+def report(words: list[str]) -> int:
+    """Write one page about one or more runs: `steadyq report RUN... --out report.html`."""
+    from steadyq.report.html import write_report
+
+    options = parse(ReportOptions, words)
+    write_report(options.runs, options.out, video=options.video)
+    OUT.print(f"report: {options.out}")
+    return 0
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Print the scores of several runs by environment, variant and seed; draw their curves."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; runs that differ only in their seed are one variant."""
+    figure: Path | None = None
+    """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
+    columns: tuple[str, ...] = ("return_10", "q_taken")
+    """Columns of metrics.jsonl to draw, one panel each."""
+    title: str = ""
+    """Title of the figure."""
+
+
+def compare(words: list[str]) -> int:
+    """Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."""
+    import numpy as np
+
+    from steadyq.report import curves, figures
+
+    options = parse(CompareOptions, words)
+    if not options.runs:
+        raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
+    comparison = curves.compare(options.runs)
+    table = Table(
+        "environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random", box=None
+    )
+    for cell in comparison.cells:
+        scores = cell.scores
+        low, high = curves.bootstrap_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
+        baseline = [run.result["random_return"] for run in cell.runs if run.result]
+        table.add_row(
+            cell.env,
+            comparison.labels[cell.variant],
+            f"{len(scores)}" + (f" of {len(cell.runs)} finished" if len(scores) < len(cell.runs) else ""),
+            " ".join(f"{score:.2f}" for score in scores),
+            f"{np.mean(scores):.2f}" if scores else "-",
+            f"{low:.2f} to {high:.2f}" if len(scores) > 1 else "-",
+            f"{np.mean(baseline):.2f}" if baseline else "-",
+        )
+    OUT.print(table)
+    OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
+    if options.figure:
+        variants = {comparison.labels[cell.variant]: [run.path for run in cell.runs] for cell in comparison.cells}
+        figures.compare(variants, options.columns, options.figure, title=options.title)
+        OUT.print(f"figure: {options.figure}")
+    return 0
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Train the method on a small game, film it and write a page about it."""
+
+    out: Path = Path("demo")
+    """Folder for the run, the video and the page."""
+    steps: int | None = None
+    """Train for so many steps instead of the demo's own."""
+
+
+def demo(words: list[str]) -> int:
+    """Train on a small game, film it, write a page about it: what `make demo` runs."""
+    from steadyq.demo import run_demo
+
+    options = parse(DemoOptions, words)
+    return _stoppable(lambda: run_demo(options.out, steps=options.steps, console=OUT))
+
+
+def _stoppable(work: Callable[[], Any]) -> int:
+    """Run something that trains; a stop or a divergence is one line and its own exit code."""
+    from steadyq.drive import Interrupted
+    from steadyq.train import Diverged
+
+    try:
+        work()
+    except Interrupted as stop:
+        print(f"steadyq: {stop}", file=sys.stderr)
+        return 130
+    except Diverged as error:
+        print(f"steadyq: {error}", file=sys.stderr)
+        return 3
     return 0
 
 
@@ -402,7 +503,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "evaluate": evaluate,
     "play": play,
+    "compare": compare,
+    "report": report,
     "presets": presets,
     "paper": paper,
     "doctor": doctor,
+    "demo": demo,
 }

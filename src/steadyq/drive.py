@@ -100,7 +100,7 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
         except Diverged as error:
             writer.event("diverged", training.step_count, message=str(error))
             writer.save(training.checkpoint(), training.step_count, into="diverged")
-            raise
+            raise Diverged(f"{error}; state saved in {writer.path}/diverged") from None
         if row is not None:
             sinks.write(row)
         display.step(training, row)

@@ -127,8 +127,8 @@ class Terminal:
     def finished(self, result: dict[str, Any]) -> None:
         """Print the evaluation beside the random policy."""
         self.console.print(
-            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over {result['episodes']} full games"
-            f"   (random policy: {result['random_return']:.2f} over {result['random_episodes']})"
+            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over {result['episodes']} full "
+            f"games   (random policy: {result['random_return']:.2f} over {result['random_episodes']})"
         )
 
 

@@ -314,6 +314,12 @@ class Recipe:
                 f"replay.capacity {self.replay.capacity} leaves {slots} steps for each of {self.protocol.lanes} lanes: "
                 f"n_step {self.replay.n_step} and stack {self.protocol.stack} need more"
             )
+        first = self.protocol.lanes * (self.replay.n_step - 1)
+        if self.replay.warmup < first:
+            raise UserError(
+                f"replay.warmup {self.replay.warmup} ends before the first {self.replay.n_step}-step transition of "
+                f"{self.protocol.lanes} lanes is complete: make it at least {first}"
+            )
 
     def override(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return a recipe with dotted fields changed: `override({"replay.ratio": 2})`. Unknown names raise."""

@@ -189,8 +189,7 @@ class MLP:
         """fc1, fc2, ..., head."""
         sizes = (math.prod(self.observation), *self.hidden)
         layers: dict[str, Layer] = {
-            f"fc{i}": Linear(inputs, outputs)
-            for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
+            f"fc{i}": Linear(inputs, outputs) for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
         }
         layers["head"] = Linear(sizes[-1], self.outputs)
         return layers

@@ -1,19 +1,21 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs, no-warn-return-any
 """Member-batched convolution: M independent networks' layers as one GPU kernel launch.
 
-Activations are `x[member, batch, y, x, channel]` and weights `weight[member, out, in, ky, kx]`: every member is an ordinary
-channels-last convolution over its own weights, so one launch serves the whole ensemble, and bias, residual and ReLU ride in
-the epilogue instead of costing another pass over memory. Strides are free except the channel's, so the memory order a
-grouped cuDNN convolution wants, `[batch, y, x, member, channel]`, is read and written as well.
+Activations are `x[member, batch, y, x, channel]` and weights `weight[member, out, in, ky, kx]`: every member is an
+ordinary channels-last convolution over its own weights, so one launch serves the whole ensemble, and bias, residual
+and ReLU ride in the epilogue instead of costing another pass over memory. Strides are free except the channel's, so
+the memory order a grouped cuDNN convolution wants, `[batch, y, x, member, channel]`, is read and written as well.
 
 Two ways to walk a convolution, because two things bound it:
 
 * `tile`: implicit GEMM over output pixels, one tap at a time. Right when arithmetic rules (64 channels and more).
-* `strip`: for 3x3 at stride 1 with few channels, where the nine-fold re-reading of the input rules. A program walks down the
-  image; each input row feeds three rolling accumulators (the output rows above, at and below it) and is read once.
+* `strip`: for 3x3 at stride 1 with few channels, where the nine-fold re-reading of the input rules. A program walks
+  down the image; each input row feeds three rolling accumulators (the output rows above, at and below it) and is read
+  once.
 
-The input gradient of a stride-1 convolution is such a convolution again, over the flipped and transposed weight; at stride 2
-it is a kernel of its own that computes the four parities of the input pixel together, so that no tap is wasted.
+The input gradient of a stride-1 convolution is such a convolution again, over the flipped and transposed weight; at
+stride 2 it is a kernel of its own that computes the four parities of the input pixel together, so that no tap is
+wasted.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def _tile_kernel(
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
-    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
+    member_fast: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -128,8 +131,10 @@ def _tile_kernel(
 def _strip_kernel(
     x, w, bias, add, gate, out, members, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr, wide: tl.constexpr,
-    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
+    outputs: tl.constexpr, wide: tl.constexpr,
+    relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
+    member_fast: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
@@ -306,11 +311,9 @@ def _spread_kernel(
             inside = real & (2 * qy + odd_row < in_h) & (2 * qx + odd_col < in_w)
             mask = inside[:, None] & kept
             extra = _extra(add, gate, at, mask, has_add, has_gate)
-            if odd_row == 0:
-                value = even if odd_col == 0 else odd_x
-            else:
-                value = odd_y if odd_col == 0 else odd
-            _finish(value, none, extra, out, at, mask, False, has_add, has_gate)
+            upper = even if odd_col == 0 else odd_x
+            lower = odd_y if odd_col == 0 else odd
+            _finish(upper if odd_row == 0 else lower, none, extra, out, at, mask, False, has_add, has_gate)
 
 
 @jit
@@ -322,9 +325,11 @@ def _weight_tile_kernel(
     images: tl.constexpr, splits: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Weight and bias gradient: rows j = (ky, kx, channel), columns the outputs, summed over one of `splits` pixel ranges.
+    """Weight and bias gradient: rows j = (ky, kx, channel), columns the outputs, summed over one of `splits` pixel
+    ranges.
 
-    A step sums over `images` images at a few neighbouring pixels, so that its addresses differ from the last step's by a scalar.
+    A step sums over `images` images at a few neighbouring pixels, so that its addresses differ from the last step's
+    by a scalar.
     """
     taps: tl.constexpr = kernel * kernel * channels
     tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
@@ -346,7 +351,9 @@ def _weight_tile_kernel(
     share = tl.cdiv(steps, splits)
     first = split * share
     last = tl.minimum(first + share, steps)
-    x_at = x + m * x_sm + (ky * x_sy + kx * x_sx + j % channels)[None, :] + (image * x_sb + dx * (stride * x_sx))[:, None]
+    x_at = (
+        x + m * x_sm + (ky * x_sy + kx * x_sx + j % channels)[None, :] + (image * x_sb + dx * (stride * x_sx))[:, None]
+    )
     g_at = g + m * g_sm + n[None, :] + (image * g_sb + dx * g_sx)[:, None]
     acc = tl.zeros((block_m, block_n), tl.float32)
     for t in range(first, last):
@@ -385,11 +392,14 @@ def _weight_tile_kernel(
 def _weight_strip_kernel(
     x, g, out, bias_out, members, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr, outputs: tl.constexpr, wide: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
+    outputs: tl.constexpr, wide: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """The same at 3x3, stride 1: an input row meets the gradient rows above, at and below it; all nine taps stay in registers."""
+    """The same at 3x3, stride 1: an input row meets the gradient rows above, at and below it; all nine taps stay in
+    registers.
+    """
     tile = tl.program_id(0)
     strip = tl.program_id(1)
     m = tl.program_id(2).to(tl.int64)
@@ -522,35 +532,14 @@ class Config:
 
 
 Layer = tuple[str, int, int, int, int, int]
-"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight: in), channels made (out)."""
+"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight: in),
+channels made (out).
+"""
 
 MEASURED: dict[Layer, Config] = {
-    ("forward", 3, 1, 84, 4, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=2),
     ("weight", 3, 1, 84, 4, 32): Config(block_m=64, block_n=32, block_k=128, warps=4, stages=2),
-    ("forward", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=4),
-    ("input", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=4),
-    ("weight", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=84, pair=True, warps=8, stages=3),
     ("forward", 3, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=4),
-    ("spread", 3, 2, 84, 32, 64): Config(block_m=128, block_n=32, block_k=32, warps=4, stages=2),
-    ("weight", 3, 2, 84, 32, 64): Config(block_m=128, warps=4, stages=2),
-    ("forward", 3, 1, 42, 64, 64): Config(block_m=128, warps=4, stages=3),
-    ("input", 3, 1, 42, 64, 64): Config(block_m=128, warps=4, stages=3),
     ("weight", 3, 1, 42, 64, 64): Config(strip=True, block_m=64, warps=8, stages=3),
-    ("forward", 3, 2, 42, 64, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
-    ("spread", 3, 2, 42, 64, 128): Config(block_m=128, block_k=32, warps=8, stages=3),
-    ("weight", 3, 2, 42, 64, 128): Config(block_m=128, block_n=128, programs=560, warps=8, stages=3),
-    ("forward", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
-    ("input", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
-    ("weight", 3, 1, 21, 128, 128): Config(block_m=128, block_n=128, programs=1008, warps=8, stages=3),
-    ("forward", 3, 2, 21, 128, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
-    ("spread", 3, 2, 21, 128, 256): Config(block_m=128, block_k=32, warps=8, stages=3),
-    ("weight", 3, 2, 21, 128, 256): Config(block_m=128, programs=576, warps=4, stages=3),
-    ("forward", 3, 1, 11, 256, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
-    ("input", 3, 1, 11, 256, 256): Config(block_m=128, block_n=256, warps=8, stages=3),
-    ("weight", 3, 1, 11, 256, 256): Config(block_m=128, block_n=128, programs=576, warps=8, stages=3),
-    ("forward", 1, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=3),
-    ("spread", 1, 2, 84, 32, 64): Config(block_m=128, block_n=32, block_k=32, warps=8, stages=2),
-    ("weight", 1, 2, 84, 32, 64): Config(block_m=32, programs=256, warps=4, stages=3),
     ("forward", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
     ("spread", 1, 2, 42, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
     ("weight", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, programs=256, warps=4, stages=3),
@@ -559,33 +548,18 @@ MEASURED: dict[Layer, Config] = {
     ("weight", 1, 2, 21, 128, 256): Config(block_m=128, programs=256, warps=4, stages=3),
     ("forward", 3, 1, 84, 4, 16): Config(strip=True, block_m=128, rows=7, pair=True, warps=8, stages=2),
     ("weight", 3, 1, 84, 4, 16): Config(block_m=64, block_n=16, block_k=128, programs=256, warps=4, stages=2),
-    ("forward", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=4),
-    ("input", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=4),
     ("weight", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=3),
-    ("forward", 3, 2, 84, 16, 32): Config(block_m=128, block_n=32, block_k=16, warps=4, stages=3),
-    ("spread", 3, 2, 84, 16, 32): Config(block_m=128, block_n=16, block_k=32, warps=4, stages=1),
     ("weight", 3, 2, 84, 16, 32): Config(block_m=64, block_n=32, programs=768, warps=4, stages=3),
     ("forward", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
     ("input", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
     ("weight", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=8, stages=3),
     ("forward", 3, 2, 42, 32, 64): Config(block_m=256, block_k=32, warps=8, stages=2),
     ("spread", 3, 2, 42, 32, 64): Config(block_m=128, block_n=32, warps=4, stages=2),
-    ("weight", 3, 2, 42, 32, 64): Config(block_m=128, programs=264, warps=4, stages=3),
     ("forward", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
     ("input", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
-    ("weight", 3, 1, 21, 64, 64): Config(block_m=128, programs=260, warps=4, stages=3),
-    ("forward", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
-    ("spread", 3, 2, 21, 64, 128): Config(block_m=128, block_k=32, warps=8, stages=3),
     ("weight", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, programs=252, warps=4, stages=3),
-    ("forward", 3, 1, 11, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
-    ("input", 3, 1, 11, 128, 128): Config(block_m=128, block_n=128, warps=8, stages=3),
-    ("weight", 3, 1, 11, 128, 128): Config(block_m=128, programs=504, warps=4, stages=2),
-    ("forward", 1, 2, 84, 16, 32): Config(block_m=128, block_n=32, block_k=16, warps=4, stages=3),
     ("spread", 1, 2, 84, 16, 32): Config(block_m=64, block_n=16, block_k=32, warps=4, stages=2),
-    ("weight", 1, 2, 84, 16, 32): Config(block_m=16, block_n=32, programs=256, warps=4, stages=3),
     ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
-    ("spread", 1, 2, 42, 32, 64): Config(block_m=64, block_n=32, block_k=32, warps=4, stages=2),
-    ("weight", 1, 2, 42, 32, 64): Config(block_m=32, programs=256, warps=4, stages=3),
     ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
     ("spread", 1, 2, 21, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
     ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
@@ -603,15 +577,19 @@ def _power(value: int, least: int = 16) -> int:
 def _default(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
     """A sound configuration for any layer."""
     narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 32
-    block_n = min(_power(outputs), 128)
     if kind == "weight":
         if narrow and channels >= 16:
             return Config(strip=True, pair=True, block_m=64, rows=84, warps=8, stages=3)
-        return Config(block_m=min(_power(kernel * kernel * channels), 128), block_n=block_n, warps=8 if block_n == 128 else 4)
+        block_m, block_n = min(_power(kernel * kernel * channels), 128), min(_power(outputs), 128)
+        return Config(block_m=block_m, block_n=block_n, warps=8 if block_n == 128 else 4)
     if kind == "spread":
-        return Config(block_n=min(block_n, 64), block_k=32, warps=8 if block_n > 32 else 4, stages=2)
+        wide = channels > 32
+        return Config(
+            block_n=64 if wide else _power(channels), block_k=32, warps=8 if wide else 4, stages=3 if wide else 2
+        )
     if narrow:
         return Config(strip=True, pair=channels <= 16, block_m=64, rows=21, warps=4, stages=4 if channels >= 16 else 2)
+    block_n = min(_power(outputs), 256)
     return Config(block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4)
 
 
@@ -634,7 +612,7 @@ def _out_size(size: int, kernel: int, stride: int) -> int:
 
 
 def _empty(shape: tuple[int, ...], grouped: bool, like: Tensor) -> Tensor:
-    """An activation in member-major order, or in the order `[batch, y, x, member, channel]` of a grouped convolution."""
+    """An activation in member-major order, or in a grouped convolution's: `[batch, y, x, member, channel]`."""
     m, b, h, w, c = shape
     if grouped:
         return like.new_empty((b, h, w, m, c)).permute(3, 0, 1, 2, 4)
@@ -663,6 +641,17 @@ def _packed(weight: Tensor) -> Tensor:
 def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
     """Strides of member, image, row and pixel; an input shared by the members has member stride 0."""
     return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_stages: int, **options: Any) -> None:
+    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds."""
+    for stages in range(num_stages, 0, -1):
+        try:
+            kernel[grid](*args, num_stages=stages, **options)
+            return
+        except triton.runtime.errors.OutOfResources:
+            if stages == 1:
+                raise
 
 
 def _strip_sizes(
@@ -709,21 +698,23 @@ def _run_product(
         out,
     )
     strides = (*_steps(x, members), *w_strides, *out.stride()[:4])
-    flags = {
+    flags: dict[str, Any] = {
         "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
         "member_fast": _grouped(out), "precision": _precision(x.dtype),
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     if config.strip:
         tiles, strips, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
-        _strip_kernel[(members * tiles * strips,)](
-            *pointers, members, batch, *strides, in_h, in_w, channels, **sizes, **flags
+        _launch(
+            _strip_kernel, (members * tiles * strips,), *pointers,
+            members, batch, *strides, in_h, in_w, channels, **sizes, **flags
         )  # fmt: skip
     else:
         block_n = min(config.block_n, _power(outputs))
         grid = (members * triton.cdiv(batch * out_h * out_w, config.block_m) * triton.cdiv(outputs, block_n),)
-        _tile_kernel[grid](
-            *pointers, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+        _launch(
+            _tile_kernel, grid, *pointers,
+            members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
             block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(channels)), **flags,
         )  # fmt: skip
 
@@ -787,13 +778,16 @@ def run_input_gradient(
         return out
     if stride != 2:
         raise ValueError(f"the input gradient is written for strides 1 and 2, not {stride}")
-    config = config or _config("spread", kernel, stride, height, channels, outputs, g.dtype)
+    if config is None:
+        config = _config("spread", kernel, stride, height, channels, outputs, g.dtype)
+        if side is not None:  # more live tiles per program: smaller ones keep two programs on a multiprocessor
+            config = replace(config, block_m=64, block_n=32, block_k=32, warps=4, stages=2)
     block_n = min(config.block_n, _power(channels))
     half = ((height + 1) // 2) * ((width + 1) // 2)
     grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
-    _spread_kernel[grid](
-        g, packed, g if side is None else side, packed if side_weight is None else side_weight,
+    _launch(
+        _spread_kernel, grid, g, packed, g if side is None else side, packed if side_weight is None else side_weight,
         out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
         *_steps(g, members), w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
@@ -815,8 +809,8 @@ def run_weight_gradient(
     if config is None and layer in LIBRARY and _grouped(x) and _grouped(g):
         w = x.new_empty((members * outputs, kernel, kernel, channels)).permute(0, 3, 1, 2)
         _, dw, db = torch.ops.aten.convolution_backward(
-            _as_library(g), _as_library(x), w, [members * outputs], [stride, stride], [kernel // 2, kernel // 2], [1, 1],
-            False, [0, 0], members, [False, True, True],
+            _as_library(g), _as_library(x), w, [members * outputs], [stride] * 2, [kernel // 2] * 2, [1, 1], False,
+            [0, 0], members, [False, True, True],
         )  # fmt: skip
         dw = dw.contiguous(memory_format=torch.channels_last)
         return dw.unflatten(0, (members, outputs)), db.view(members, outputs)
@@ -824,7 +818,7 @@ def run_weight_gradient(
     taps = kernel * kernel * channels
     weight, bias = x.new_empty((members, outputs, kernel, kernel, channels)), x.new_empty((members, outputs))
     strides = (*_steps(x, members), *_steps(g, members))
-    options = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
+    options: dict[str, Any] = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
     if config.strip:
         *tiles, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
         grid = (*tiles, members)
@@ -842,13 +836,16 @@ def run_weight_gradient(
         part = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
         part_bias = x.new_empty((members, slots, outputs), dtype=torch.float32)
     if config.strip:
-        _weight_strip_kernel[grid](
-            x, g, part, part_bias, members, batch, *strides, in_h, in_w, channels, **sizes, **options
+        _launch(
+            _weight_strip_kernel, grid, x, g, part, part_bias,
+            members, batch, *strides, in_h, in_w, channels, **sizes, **options
         )  # fmt: skip
     else:
-        _weight_tile_kernel[grid](
-            x, g, part, part_bias, members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
-            images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k, **options,
+        _launch(
+            _weight_tile_kernel, grid, x, g, part, part_bias,
+            members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs,
+            kernel, stride, images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k,
+            **options,
         )  # fmt: skip
     if slots > 1:
         size, block = outputs * taps, 128 if slots > 8 else 512
@@ -883,8 +880,8 @@ def _fake_weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tup
     return weight, x.new_empty((members, outputs))
 
 
-# Opaque operators: torch.compile keeps them whole, torch.func unwraps for them. `torch.library.custom_op` would bring an autograd
-# layer of its own, which torch.func refuses inside a backward pass; here that layer is passed through.
+# Opaque operators: torch.compile keeps them whole, torch.func unwraps for them. `torch.library.custom_op` would bring
+# an autograd layer of its own, which torch.func refuses inside a backward pass; here that layer is passed through.
 _library = torch.library.Library("steadyq", "FRAGMENT")
 
 
@@ -939,14 +936,15 @@ class _Conv(torch.autograd.Function):
         return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None, None
 
 
-# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its backward pass.
+# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its
+# backward pass.
 @torch.compiler.allow_in_graph
 def _apply_conv(*args: Any) -> Tensor:
     return _Conv.apply(*args)
 
 
 class _Trunk(torch.autograd.Function):
-    """Stem and residual blocks as one node, so that every ReLU gate and residual sum rides in some kernel's epilogue."""
+    """Stem and residual blocks as one node: every ReLU gate and residual sum rides in some kernel's epilogue."""
 
     @staticmethod
     def forward(strides: tuple[int, ...], grouped: bool, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
@@ -967,7 +965,7 @@ class _Trunk(torch.autograd.Function):
         ctx.save_for_backward(x, *params, *output[1:], output[0])
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, dy, *_unused):
         x, *saved = ctx.saved_tensors
         params, kept = saved[: ctx.count], saved[ctx.count :]
         blocks = list(_blocks(ctx.strides, params))
@@ -995,7 +993,9 @@ class _Trunk(torch.autograd.Function):
 
 
 def _blocks(strides: tuple[int, ...], params: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
-    """Split the flat parameters, stem first, into blocks: a 1x1 shortcut's weight and bias follow where the shape changes."""
+    """Split the flat parameters, stem first, into blocks: a 1x1 shortcut's weight and bias follow where the shape
+    changes.
+    """
     at = 2
     for stride in strides:
         size = 6 if at + 4 < len(params) and params[at + 4].shape[-1] == 1 else 4
@@ -1009,10 +1009,11 @@ def _apply_trunk(*args: Any) -> Tensor:
 
 
 def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...], *, grouped: bool = False) -> Tensor:
-    """Stem and residual blocks: `Block(x) = relu(conv2(relu(conv1(x))) + shortcut(x))`, conv1 and shortcut with the block's stride.
+    """Stem and residual blocks: `Block(x) = relu(conv2(relu(conv1(x))) + shortcut(x))`, conv1 and shortcut with the
+    block's stride.
 
-    `params` is flat: weight and bias of the stem (ReLU), then of each block's conv1, conv2 and, where it has one, 1x1 shortcut.
-    Equal to the same chain of `conv`, with fewer passes over memory in the backward pass.
+    `params` is flat: weight and bias of the stem (ReLU), then of each block's conv1, conv2 and, where it has one, 1x1
+    shortcut. Equal to the same chain of `conv`, with fewer passes over memory in the backward pass.
     """
     if not available(x):
         return trunk_reference(x, params, strides)
@@ -1040,9 +1041,10 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """Convolve each member's activations with its own weights: `y = relu(conv(x) + bias + residual)`.
 
-    `x[member, batch, y, x, channel]`, or `[1, batch, ...]` shared by all members; `weight[member, out, in, k, k]` with k = 3
-    (padding 1) or 1 (none); `bias[member, out]`. Differentiable in x, weight, bias and residual, under `torch.func` too.
-    `grouped` asks for the memory order `[batch, y, x, member, channel]`; by default the output follows the input's.
+    `x[member, batch, y, x, channel]`, or `[1, batch, ...]` shared by all members; `weight[member, out, in, k, k]`
+    with k = 3 (padding 1) or 1 (none); `bias[member, out]`. Differentiable in x, weight, bias and residual, under
+    `torch.func` too. `grouped` asks for the memory order `[batch, y, x, member, channel]`; by default the output
+    follows the input's.
     """
     if not available(x):
         return conv_reference(x, weight, bias, stride=stride, relu=relu, residual=residual)

@@ -41,7 +41,7 @@ class Captured:
 
     def _aside(self) -> Tensor:
         """Run on a side stream, as capturing wants of what comes before it."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = self.function(self.argument)

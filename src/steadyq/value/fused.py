@@ -1,8 +1,9 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs, no-warn-return-any
 """The two hot elementwise passes of an update, each as one pass over its data, beside the plain text it must equal.
 
-`quantile_huber` compares every quantile with every target: K^2 terms of which neither memory nor a CPU should see each one.
-`adam_` reads and writes 40 bytes per parameter, once: clip, Adam, Polyak and the low-precision copies in one sweep.
+`quantile_huber` compares every quantile with every target: K^2 terms of which neither memory nor a CPU should see
+each one. `adam_` reads and writes 40 bytes per parameter, once: clip, Adam, Polyak and the low-precision copies in
+one sweep.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ def quantile_huber_reference(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor
 def _sorted_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     """Loss and its gradient in z, exactly, in O(K log K).
 
-    Sorted targets fall into four runs around z_k, cut at z_k - kappa, z_k and z_k + kappa; on each the loss is a polynomial in
-    z_k whose coefficients are the run's count, sum and sum of squares. Prefix sums are in float64: a run's sum of squares is
-    a difference of large numbers.
+    Sorted targets fall into four runs around z_k, cut at z_k - kappa, z_k and z_k + kappa; on each the loss is a
+    polynomial in z_k whose coefficients are the run's count, sum and sum of squares. Prefix sums are in float64: a
+    run's sum of squares is a difference of large numbers.
     """
-    wide = z.double()
     atoms = z.shape[-1]
-    targets = y.double().sort(-1).values
-    zero = targets.new_zeros((*targets.shape[:-1], 1))
-    prefix = torch.stack((targets, targets * targets)).cumsum(-1)
-    prefix = torch.cat((zero.expand(2, *zero.shape), prefix), -1)
-    cuts = torch.cat((wide - kappa, wide, wide + kappa), -1)
-    count = torch.searchsorted(targets, cuts)
+    ordered = y.to(z.dtype).sort(-1).values
+    count = torch.searchsorted(
+        ordered, torch.cat((z - kappa, z, z + kappa), -1)
+    )  # continuous at the outer cuts: rounding is free
+    wide, targets = z.double(), ordered.double()
+    prefix = targets.new_zeros((2, *targets.shape[:-1], targets.shape[-1] + 1))
+    torch.cumsum(torch.stack((targets, targets * targets)), -1, out=prefix[..., 1:])
     sums = prefix.gather(-1, count.expand(2, *count.shape)).unflatten(-1, (3, atoms))
     (s_low, s_mid, s_high), (q_low, q_mid, q_high) = sums[0].unbind(-2), sums[1].unbind(-2)
     n_low, n_mid, n_high = count.unflatten(-1, (3, atoms)).to(wide.dtype).unbind(-2)
@@ -138,6 +139,13 @@ class _QuantileHuber(torch.autograd.Function):
         return grad.unsqueeze(-1) * slope, None, None
 
 
+# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its
+# backward pass.
+@torch.compiler.allow_in_graph
+def _apply_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> Tensor:
+    return _QuantileHuber.apply(z, y, kappa)[0]
+
+
 def available(x: Tensor) -> bool:
     """Whether the kernels can take `x`: Triton is there, and a GPU, or Triton's interpreter."""
     return triton is not None and (x.is_cuda or type(_quantile_kernel).__name__ == "InterpretedFunction")
@@ -146,10 +154,10 @@ def available(x: Tensor) -> bool:
 def quantile_huber(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
     """Quantile Huber loss `[member, batch]` of `z[member, batch, atom]` against `y[member, batch, atom]`, in z alone.
 
-    Equal to `quantile_huber_reference`, gradient included, without its K x K intermediate: pairs stay in registers on a GPU,
-    and on a CPU sorting the targets replaces them.
+    Equal to `quantile_huber_reference`, gradient included, without its K x K intermediate: pairs stay in registers on
+    a GPU, and on a CPU sorting the targets replaces them.
     """
-    return _QuantileHuber.apply(z, y.detach(), kappa)[0]
+    return _apply_quantile_huber(z, y.detach(), kappa)
 
 
 @jit
@@ -199,9 +207,10 @@ def adam_(
 ) -> None:  # fmt: skip
     """One optimizer step of every member in place: clip scale, Adam(W), Polyak target and low-precision copies.
 
-    `param`, `mean`, `square`, `target` are float32 `[member, n]`, contiguous; `grad` and the shadows any float type. `scale[member]`
-    multiplies the gradient. `step[member, tensor]` counts updates of that member's tensor since its moments were last cleared,
-    this one included; with more than one tensor, `segment[n / BLOCK]` (int32) names the tensor of each run of BLOCK parameters.
+    `param`, `mean`, `square`, `target` are float32 `[member, n]`, contiguous; `grad` and the shadows any float type.
+    `scale[member]` multiplies the gradient. `step[member, tensor]` counts updates of that member's tensor since its
+    moments were last cleared, this one included; with more than one tensor, `segment[n / BLOCK]` (int32) names the
+    tensor of each run of BLOCK parameters.
     """
     if not available(param):
         adam_reference_(

@@ -1,0 +1,285 @@
+"""Runs as curves: read run folders, group seeds into variants, bring them onto one step grid, aggregate.
+
+A variant is a recipe without its seed and without what does not change learning (where it computes, what it records,
+how many games evaluate it). It is named by its preset and its changes from that preset, less those that all runs on
+the environment share: so a variant keeps one name and colour on environments whose presets or sizes differ.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from steadyq import envs
+from steadyq.errors import UserError
+from steadyq.presets import recipe_for, steady
+from steadyq.recipe import Recipe, flatten
+from steadyq.runs import RunFolder
+
+Array = NDArray[np.float64]
+
+GRID_POINTS, ALL_POINTS = 500, 6000
+"""Most points of one curve (more cannot be told apart on a screen), and of one quantity in all of a report."""
+
+RESAMPLES = 2000
+
+_NOT_LEARNING = ("compute.", "record.", "evaluation.")
+
+_SHARES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "same_action_rewarded": lambda row: row.get("rewarded", 0) > 0,
+    "same_action_unrewarded": lambda row: row.get("rewarded", 1) < 1,
+}
+"""Shares of a part of the batch, and when that part was not empty: the share of nothing is a gap, not zero."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read once."""
+
+    path: Path
+    recipe: Recipe
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.recipe.seed
+
+    @property
+    def last_step(self) -> int:
+        """The last recorded step."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """Fields in which the recipe departs from its preset; where it computes does not count."""
+        mine = flatten(self.recipe.to_dict())
+        try:
+            base = flatten(recipe_for(self.recipe.preset, self.recipe.env, self.recipe.scale).to_dict())
+        except UserError:  # a preset of another version, or an environment that is not installed here
+            base = {}
+        ignored = ("seed", "env", "preset", "scale", "compute.")
+        return {name: v for name, v in mine.items() if not name.startswith(ignored) and base.get(name) != v}
+
+    @property
+    def learning_changes(self) -> tuple[tuple[str, Any], ...]:
+        """The changes that matter to learning, as hashable pairs."""
+        return tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in sorted(self.changes.items())
+            if not name.startswith(_NOT_LEARNING)
+        )
+
+    def series(self, column: str) -> tuple[Array, Array]:
+        """Steps and values of one column, without the rows that do not have it."""
+        there = _SHARES.get(column)
+        kept = [row for row in self.rows if row.get(column) is not None and (there is None or there(row))]
+        return np.array([row["step"] for row in kept], float), np.array([row[column] for row in kept], float)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+def read(path: Path | str) -> Run:
+    """Read a run folder."""
+    folder = RunFolder(path)
+    return Run(Path(path), folder.recipe, folder.metrics(), folder.events(), folder.result)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One column of one variant on the step grid: every seed, their mean, and its interval if there are several."""
+
+    seeds: Array  # [seed, point], NaN where a seed has no value
+    mean: Array  # [point], NaN where any seed has none: a mean over survivors would flatter
+    low: Array | None
+    high: Array | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one variant on one environment, by seed."""
+
+    env: str
+    variant: int
+    runs: tuple[Run, ...]
+
+    def curve(self, column: str, grid: Array) -> Curve | None:
+        """The column on the grid, or None if no run has it."""
+        each = [on_grid(*run.series(column), grid) for run in self.runs]
+        return aggregate(np.stack(each)) if any(np.isfinite(values).any() for values in each) else None
+
+    @property
+    def scores(self) -> list[float]:
+        """Evaluation means of the finished runs."""
+        return [run.result["mean_return"] for run in self.runs if run.result]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs of a report: named variants on environments."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def envs(self) -> tuple[str, ...]:
+        """Environments in the order given."""
+        return tuple(dict.fromkeys(cell.env for cell in self.cells))
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run."""
+        return [run for cell in self.cells for run in cell.runs]
+
+    def on(self, env: str) -> list[Cell]:
+        """The variants that were run on an environment."""
+        return [cell for cell in self.cells if cell.env == env]
+
+    def grid(self, env: str) -> Array:
+        """Common steps of an environment's curves: as fine as its coarsest run, coarser in a large report."""
+        points = max(100, min(GRID_POINTS, ALL_POINTS // len(self.cells)))
+        return step_grid([run for cell in self.on(env) for run in cell.runs], points)
+
+
+def compare(paths: Sequence[Path | str]) -> Comparison:
+    """Read run folders and group them; the same folder twice counts once, the same seed twice is an error."""
+    unique = {Path(path).resolve(): Path(path) for path in paths}
+    runs = [read(path) for path in unique.values()]
+    if not runs:
+        raise UserError("a report needs at least one run folder")
+    by_env: dict[str, list[Run]] = {}
+    for run in runs:
+        by_env.setdefault(run.recipe.env, []).append(run)
+    shared = {env: set.intersection(*(set(run.learning_changes) for run in group)) for env, group in by_env.items()}
+    found: dict[tuple[str, Identity], dict[int, Run]] = {}
+    for run in runs:
+        own = tuple(change for change in run.learning_changes if change not in shared[run.recipe.env])
+        seeds = found.setdefault((run.recipe.env, Identity(run.recipe.preset, run.recipe.scale, own)), {})
+        if run.seed in seeds:
+            raise UserError(
+                f"{seeds[run.seed].path} and {run.path} are the same recipe with the same seed {run.seed}: give one"
+            )
+        seeds[run.seed] = run
+    variants = list(dict.fromkeys(identity for _, identity in found))
+    cells = [
+        Cell(env, variants.index(identity), tuple(seeds[seed] for seed in sorted(seeds)))
+        for (env, identity), seeds in found.items()
+    ]
+    return Comparison(labels(variants), tuple(cells))
+
+
+class Identity(NamedTuple):
+    """What sets a variant apart: its preset, its scale, and the changes not shared by every run on its environment."""
+
+    preset: str
+    scale: str
+    changes: tuple[tuple[str, Any], ...]
+
+
+def labels(variants: Sequence[Identity]) -> tuple[str, ...]:
+    """Names for variants: the preset, the scale if there are several, and the changes."""
+    several_scales = len({variant.scale for variant in variants}) > 1
+    return tuple(
+        ", ".join(
+            [
+                variant.preset + (f" {variant.scale}" if several_scales else ""),
+                *(f"{brief(name)} {plain(value)}" for name, value in variant.changes),
+            ]
+        )
+        for variant in variants
+    )
+
+
+def brief(name: str) -> str:
+    """A recipe field's name without its section, where no other section has the same."""
+    leaf = name.rpartition(".")[2]
+    return leaf if _leaves()[leaf] == 1 else name
+
+
+@cache
+def _leaves() -> Counter[str]:
+    fields = flatten(steady("MinAtar/Breakout").to_dict())
+    return Counter(name.rpartition(".")[2] for name in fields)
+
+
+def plain(value: Any) -> str:
+    """A recipe's value as a person types it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def step_grid(runs: Sequence[Run], points: int = GRID_POINTS) -> Array:
+    """Equally spaced steps up to the last row, as fine as the coarsest run, at most so many points."""
+    last = max((run.last_step for run in runs), default=0)
+    spacings = [np.median(np.diff([0, *(row["step"] for row in run.rows)])) for run in runs if run.rows]
+    if not last:
+        return np.zeros(0)
+    spacing = max(*map(float, spacings), last / points)
+    return np.arange(1, int(np.ceil(last / spacing)) + 1, dtype=np.float64) * spacing
+
+
+def on_grid(steps: Array, values: Array, grid: Array) -> Array:
+    """Mean of the values since the previous grid step, the last one before it where there is none.
+
+    NaN before the first value and after the last one: a run that stopped early is not continued by assumption.
+    """
+    result = np.full(len(grid), np.nan)
+    if not len(steps) or not len(grid):
+        return result
+    slack = (grid[1] - grid[0] if len(grid) > 1 else grid[0]) * 1e-9
+    ends = np.searchsorted(steps, grid + slack, side="right")
+    starts = np.concatenate([[0], ends[:-1]])
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    counts = ends - starts
+    fresh = counts > 0
+    result[fresh] = (total[ends[fresh]] - total[starts[fresh]]) / counts[fresh]
+    held = ~fresh & (ends > 0) & (grid <= steps[-1] + slack)
+    result[held] = values[ends[held] - 1]
+    return result
+
+
+def aggregate(seeds: Array) -> Curve:
+    """Mean over seeds [seed, point] and its 95% interval; one seed has no interval."""
+    mean = seeds.mean(axis=0)
+    if len(seeds) < 2:
+        return Curve(seeds, mean, None, None)
+    low, high = bootstrap_interval(seeds)
+    return Curve(seeds, mean, low, high)
+
+
+def bootstrap_interval(samples: ArrayLike, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Array:
+    """Percentile bootstrap of the mean over the first axis, [low and high, ...]: seeds drawn with replacement."""
+    values = np.asarray(samples, float)
+    count = len(values)
+    if count < 2:
+        raise UserError("an interval over seeds needs at least two seeds")
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
+    means = (drawn @ values.reshape(count, -1)) / count  # [resample, point]; NaN in one seed stays NaN
+    tail = (1 - level) / 2
+    return np.asarray(np.quantile(means, [tail, 1 - tail], axis=0).reshape(2, *values.shape[1:]))
+
+
+def actions(recipe: Recipe) -> int | None:
+    """How many actions the environment has, if it is installed here."""
+    try:
+        return envs.spec(recipe.env, recipe.protocol).num_actions
+    except UserError:
+        return None
+
+
+def mean_of(cell: Cell, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
+    """Mean over a cell's finished runs of something in their results."""
+    found = [v for run in cell.runs if run.result and (v := value(run.result)) is not None]
+    return float(np.mean(found)) if found else None

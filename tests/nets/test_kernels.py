@@ -1,0 +1,237 @@
+"""The convolution kernels equal plain convolutions, on a CPU through Triton's interpreter.
+
+The interpreter must be chosen before Triton is first imported, and would slow every other test down, so these run in
+a process of their own: the first test starts it, on this same file.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if INTERPRETED:
+    from steadyq.nets import kernels
+    from steadyq.nets.kernels import Config
+
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_under_the_interpreter starts")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="already there")
+def test_under_the_interpreter() -> None:
+    if importlib.util.find_spec("triton") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("CI must have Triton: pip install triton")
+        pytest.skip("Triton is not installed: pip install triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def close(got: Tensor, want: Tensor, tolerance: float) -> None:
+    assert got.shape == want.shape
+    assert not got.isnan().any()
+    assert (got.double() - want.double()).norm() <= tolerance * want.double().norm() + 1e-12
+
+
+def layer(
+    members: int, batch: int, size: int, channels: int, outputs: int, kernel: int, stride: int, *, shared: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    torch.manual_seed(size * 31 + channels)
+    after = (size - 1) // stride + 1
+    x = torch.randn(1 if shared else members, batch, size, size + 1, channels, dtype=torch.float64)
+    w = (
+        torch.randn(members, outputs, channels, kernel, kernel, dtype=torch.float64)
+        / (kernel * kernel * channels) ** 0.5
+    )
+    b = torch.randn(members, outputs, dtype=torch.float64)
+    r = torch.randn(members, batch, after, size // stride + 1, outputs, dtype=torch.float64)
+    return x.to(dtype), w.to(dtype), b.to(dtype), r.to(dtype)
+
+
+def grouped(x: Tensor) -> Tensor:
+    return x.permute(1, 2, 3, 0, 4).contiguous().permute(3, 0, 1, 2, 4)
+
+
+CASES = [
+    pytest.param(layer(2, 2, 6, 4, 8, 3, 1, shared=True), 1, id="shared stem"),
+    pytest.param(layer(2, 2, 5, 3, 16, 3, 1, shared=True), 1, id="three channels"),
+    pytest.param(layer(2, 2, 7, 16, 16, 3, 1), 1, id="pairs at odd width"),
+    pytest.param(layer(2, 2, 5, 32, 32, 3, 1), 1, id="strip"),
+    pytest.param(layer(2, 1, 5, 64, 64, 3, 1), 1, id="tile"),
+    pytest.param(layer(2, 1, 4, 24, 40, 3, 1), 1, id="no powers of two"),
+    pytest.param(layer(2, 2, 6, 16, 32, 3, 2), 2, id="stride 2, even"),
+    pytest.param(layer(2, 1, 5, 32, 64, 3, 2), 2, id="stride 2, odd"),
+    pytest.param(layer(2, 2, 7, 16, 32, 1, 2), 2, id="shortcut"),
+    pytest.param(layer(2, 2, 5, 16, 32, 1, 1), 1, id="1x1"),
+    pytest.param(layer(1, 1, 5, 16, 16, 3, 1), 1, id="one member, one image"),
+]
+
+
+@inside
+@pytest.mark.parametrize(("tensors", "stride"), CASES)
+@pytest.mark.parametrize("order", ["member", "grouped"])
+def test_conv_and_all_gradients_equal_plain_convolutions(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], stride: int, order: str
+) -> None:
+    x, w, b, r = (t.clone() for t in tensors)
+    if order == "grouped":
+        x, r = grouped(x), grouped(r)
+    inputs = [t.requires_grad_() for t in (x, w, b, r)]
+    y = kernels.conv(x, w, b, stride=stride, relu=True, residual=r, grouped=order == "grouped")
+    plain = [t.detach().double().requires_grad_() for t in inputs]
+    want = kernels.conv_reference(plain[0], plain[1], plain[2], stride=stride, relu=True, residual=plain[3])
+    close(y, want, 1e-6)
+    dy = torch.randn(y.shape)
+    for got, expected in zip(
+        torch.autograd.grad(y, inputs, dy), torch.autograd.grad(want, plain, dy.double()), strict=True
+    ):
+        close(got, expected, 1e-6)
+
+
+@inside
+def test_without_bias_residual_or_relu() -> None:
+    x, w, _, _ = layer(2, 2, 5, 16, 16, 3, 1)
+    close(kernels.conv(x, w), kernels.conv_reference(x.double(), w.double()), 1e-6)
+
+
+@inside
+def test_half_precision_accumulates_in_float32() -> None:
+    x, w, b, r = layer(2, 2, 5, 32, 32, 3, 1, dtype=torch.float16)
+    w.requires_grad_()
+    y = kernels.conv(x, w, b, relu=True, residual=r)
+    plain = w.detach().double().requires_grad_()
+    want = kernels.conv_reference(x.double(), plain, b.double(), relu=True, residual=r.double())
+    close(y, want, 5e-4)
+    (got,), (expected,) = torch.autograd.grad(y.sum(), w), torch.autograd.grad(want.sum(), plain)
+    assert got.dtype == torch.float16
+    close(got, expected, 1e-3)
+
+
+@inside
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("rows", [2, 3, 7])
+def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:
+    x, w, b, r = layer(2, 2, 7, 16, 16, 3, 1)
+    config = Config(strip=True, rows=rows, pair=pair, block_m=16)
+    want = kernels.conv_reference(x.double(), w.double(), b.double(), residual=r.double())
+    close(kernels.run_forward(x, w, b, r, 1, False, False, config), want, 1e-6)
+    # what lies beyond the gradient must not be read: here it is NaN
+    room = torch.full((2, 4, 9, 8, 16), float("nan"))
+    g = room[:, 1:3, :7]
+    g.copy_(r)
+    for got, expected in zip(
+        kernels.run_weight_gradient(x, g, 3, 1, config), _plain_weight_gradient(x, w, b, r, 1), strict=True
+    ):
+        close(got, expected, 1e-6)
+
+
+@inside
+@pytest.mark.parametrize(("stride", "programs"), [(1, 1), (1, 64), (2, 16)])
+def test_weight_gradient_split_over_pixels(stride: int, programs: int) -> None:
+    x, w, b, r = layer(2, 3, 6, 16, 32, 3, stride)
+    config = Config(block_m=32, block_n=16, block_k=16, programs=programs)
+    for got, expected in zip(
+        kernels.run_weight_gradient(x, r, 3, stride, config), _plain_weight_gradient(x, w, b, r, stride), strict=True
+    ):
+        close(got, expected, 1e-6)
+
+
+def _plain_weight_gradient(x: Tensor, w: Tensor, b: Tensor, g: Tensor, stride: int) -> tuple[Tensor, ...]:
+    w, b = w.double().requires_grad_(), b.double().requires_grad_()
+    return torch.autograd.grad(kernels.conv_reference(x.double(), w, b, stride=stride), (w, b), g.double())
+
+
+def network(members: int, width: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    params = [torch.randn(members, width, 4, 3, 3) / 6, torch.randn(members, width) / 9]
+    channels = width
+    for outputs, stride in ((width, 1), (2 * width, 2)):
+        params += [
+            torch.randn(members, outputs, channels, 3, 3) / (3 * channels**0.5),
+            torch.randn(members, outputs) / 9,
+        ]
+        params += [torch.randn(members, outputs, outputs, 3, 3) / (3 * outputs**0.5), torch.randn(members, outputs) / 9]
+        if stride == 2:
+            params += [torch.randn(members, outputs, channels, 1, 1) / channels**0.5, torch.randn(members, outputs) / 9]
+        channels = outputs
+    return params
+
+
+@inside
+@pytest.mark.parametrize(("way", "order"), [("autograd", "grouped"), ("func", "member"), ("compiled func", "member")])
+def test_trunk_and_its_gradient(way: str, order: str) -> None:
+    """torch.compile over torch.func once dropped the backward pass of an autograd.Function in silence; hence all
+    three.
+    """
+    params, x, strides = network(2, 8), torch.randn(1, 2, 5, 5, 4), (1, 2)
+
+    def loss(params: list[Tensor]) -> Tensor:
+        return kernels.trunk(x, params, strides, grouped=order == "grouped").square().mean()
+
+    def plain(params: list[Tensor]) -> Tensor:
+        return kernels.trunk_reference(x.double(), params, strides).square().mean()
+
+    wide = [p.double().requires_grad_() for p in params]
+    want = torch.autograd.grad(plain(wide), wide)
+    if way == "autograd":
+        leaves = [p.requires_grad_() for p in params]
+        got = torch.autograd.grad(loss(leaves), leaves)
+    else:
+        step = torch.func.grad_and_value(loss)
+        if way == "compiled func":
+            step = torch.compile(step, fullgraph=True, backend="aot_eager")
+        got, value = step(params)
+        close(value, plain(wide), 1e-6)
+    for a, b in zip(got, want, strict=True):
+        close(a, b, 2e-6)
+
+
+@inside
+def test_trunk_equals_the_chain_of_conv() -> None:
+    params, x = network(1, 8), torch.randn(1, 1, 4, 4, 4).requires_grad_()
+    (got,) = torch.autograd.grad(kernels.trunk(x, params, (1, 2)).sum(), x)
+    (want,) = torch.autograd.grad(kernels.trunk_reference(x, params, (1, 2)).sum(), x)
+    close(got, want, 1e-5)
+
+
+@inside
+def test_stride_2_gradient_with_a_shortcut_beside() -> None:
+    x, w, _, g = layer(2, 2, 7, 16, 16, 3, 2)
+    _, shortcut, _, side = layer(2, 2, 7, 16, 16, 1, 2)
+    got = kernels.run_input_gradient(g, w, None, x, side, shortcut, 7, 8, 2)
+    wide = x.double().requires_grad_()
+    y = kernels.conv_reference(wide, w.double(), stride=2)
+    z = kernels.conv_reference(wide, shortcut.double(), stride=2)
+    (want,) = torch.autograd.grad([y, z], wide, [g.double(), side.double()])
+    close(got, want * (x > 0), 1e-6)
+
+
+@inside
+def test_library_path_of_the_weight_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, b, g = layer(2, 2, 5, 16, 32, 3, 1)
+    monkeypatch.setattr(kernels, "LIBRARY", {("weight", 3, 1, 5, 16, 32)})
+    for got, expected in zip(
+        kernels.run_weight_gradient(grouped(x), grouped(g), 3, 1), _plain_weight_gradient(x, w, b, g, 1), strict=True
+    ):
+        close(got, expected, 1e-6)
+
+
+@inside
+def test_the_table_names_real_layers_once() -> None:
+    for kind, kernel, stride, height, channels, outputs in kernels.MEASURED:
+        assert kind in ("forward", "input", "spread", "weight")
+        assert kernel in (1, 3)
+        assert stride in (1, 2)
+        assert min(height, channels, outputs) > 0

@@ -1,0 +1,231 @@
+"""The ring against a brute-force history in plain Python: every sampleable transition, field by field."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from steadyq.envs.vector import EnvSpec, Step
+from steadyq.explore import FrameStack
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
+
+GAMMA = 0.9
+
+
+def spec_of(lanes: int, stack: int, shape: tuple[int, ...] = (1, 2, 3)) -> EnvSpec:
+    image = len(shape) == 3
+    return EnvSpec("Fake", shape, "uint8" if image else "float32", 1.0, stack, 3, lanes, ("a", "b", "c"), 1)
+
+
+@dataclass
+class Past:
+    """One step of one lane as it happened."""
+
+    number: int  # also stored as the action, so that a sample says which step it is
+    observation: np.ndarray
+    reward: float
+    next_observation: np.ndarray  # after a truncation the final frame's stack, not the next trajectory's first
+    ended: bool
+    terminated: bool
+
+
+@dataclass
+class World:
+    """Random frames, rewards and ends on every lane, fed to a ring and remembered in lists."""
+
+    spec: EnvSpec
+    capacity: int
+    n: int = 1
+    seed: int = 0
+    ends: float = 0.2  # share of steps that end a trajectory: termination, life loss and truncation alike
+    truncations: bool = True
+    lanes: list[list[Past]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.ring = self.fresh()
+        self.lanes = [[] for _ in range(self.spec.lanes)]
+        self.number = itertools.count()
+        first = self.frames()
+        self.shown = [[frame] for frame in first]  # the frames of each lane's running trajectory
+        self.ring.begin(first)
+        self.stack = FrameStack(self.spec)
+        self.stack.push(first)
+
+    def fresh(self) -> Ring:
+        return Ring(self.spec, self.capacity, gamma=GAMMA, steps=self.n, sampling=Sampling())
+
+    def frames(self) -> np.ndarray:
+        shape = (self.spec.lanes, *self.spec.frame_shape)
+        if self.spec.frame_dtype == "uint8":
+            return self.rng.integers(1, 256, shape, dtype=np.uint8)
+        return self.rng.normal(size=shape).astype(np.float32)
+
+    def stacked(self, frames: list[np.ndarray]) -> np.ndarray:
+        blank = [np.zeros_like(frames[0])] * self.spec.stack
+        return np.concatenate((blank + frames)[-self.spec.stack :])
+
+    def play(self) -> None:
+        """One step of every lane."""
+        lanes = self.spec.lanes
+        action = np.array([next(self.number) for _ in range(lanes)])
+        reward = self.rng.normal(size=lanes).astype(np.float32)
+        ended = self.rng.random(lanes) < self.ends
+        truncated = ended & (self.rng.random(lanes) < 0.5) & self.truncations
+        terminated = ended & ~truncated
+        final, following = self.frames(), self.frames()
+        frame = np.where(ended.reshape(-1, *[1] * len(self.spec.frame_shape)), following, final)
+        for lane in range(lanes):
+            before = self.stacked(self.shown[lane])
+            self.shown[lane].append(final[lane])
+            past = Past(
+                int(action[lane]), before, float(reward[lane]), self.stacked(self.shown[lane]), bool(ended[lane]),
+                bool(terminated[lane]),
+            )  # fmt: skip
+            self.lanes[lane].append(past)
+            if ended[lane]:
+                self.shown[lane] = [following[lane]]
+        life_lost = terminated & (self.rng.random(lanes) < 0.5)  # the game goes on: for the ring, an end like any other
+        self.ring.add(action, reward, Step(frame, reward, terminated, truncated, ended & ~life_lost, final))
+        self.stack.push(frame, ended)
+        for lane in range(lanes):  # what the agent sees is what the lists say
+            np.testing.assert_array_equal(self.stack.observation[lane].numpy(), self.stacked(self.shown[lane]))
+
+    def complete(self, lane: int, place: int) -> bool:
+        window = self.lanes[lane][place : place + self.n]
+        return len(window) == self.n or any(past.ended for past in window)
+
+    def check(self) -> list[int]:
+        """Compare every sampleable transition with the lists; return how many each lane keeps."""
+        index = self.ring.priorities.mass.nonzero().squeeze(1)
+        batch = self.ring.gather(index, torch.ones(len(index)), self.ring.priorities.stamp[index])
+        at = {past.number: (lane, place) for lane, pasts in enumerate(self.lanes) for place, past in enumerate(pasts)}
+        kept: list[list[int]] = [[] for _ in self.lanes]
+        for row, number in enumerate(batch.action.tolist()):
+            lane, place = at[number]
+            kept[lane].append(place)
+            window = self.lanes[lane][place : place + self.n]
+            reward, discount = 0.0, 1.0
+            for past in window:
+                reward += discount * past.reward
+                discount *= GAMMA
+                if past.ended:
+                    break
+            np.testing.assert_array_equal(batch.observation[row].numpy(), window[0].observation)
+            assert float(batch.reward[row]) == pytest.approx(reward, abs=1e-5)
+            if past.terminated:
+                assert float(batch.discount[row]) == 0.0
+            else:
+                assert float(batch.discount[row]) == pytest.approx(discount)
+                np.testing.assert_array_equal(batch.next_observation[row].numpy(), past.next_observation)
+        for lane, places in enumerate(kept):
+            complete = [place for place in range(len(self.lanes[lane])) if self.complete(lane, place)]
+            # Exactly the newest of those whose window is complete, each once.
+            assert sorted(places) == (complete[-len(places) :] if places else [])
+        return [len(places) for places in kept]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_every_transition_is_rebuilt_as_it_happened_over_several_wrap_arounds(lanes: int, n: int, stack: int) -> None:
+    world = World(spec_of(lanes, stack), capacity=17 * lanes, n=n, seed=lanes + 10 * n + 100 * stack)
+    for _ in range(120):
+        world.play()
+        world.check()
+    assert world.ring.wrapped
+    # Trajectories shorter and longer than window and stack, cut and terminated, have all been there.
+    pasts = [past for lane in world.lanes for past in lane]
+    assert any(past.ended and past.terminated for past in pasts)
+    assert any(past.ended and not past.terminated for past in pasts)
+
+
+def test_flat_observations_work_as_images_do() -> None:
+    world = World(spec_of(2, 3, shape=(4,)), capacity=30, n=2, seed=5)
+    for _ in range(60):
+        world.play()
+        world.check()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_as_many_transitions_are_kept_as_the_capacity_says(lanes: int, n: int, stack: int) -> None:
+    world = World(spec_of(lanes, stack), capacity=10 * lanes, n=n, ends=0.1, truncations=False, seed=3)
+    for step in range(60):
+        world.play()
+        kept = world.check()
+        assert all(count <= 10 + n - 1 for count in kept)
+        if step > 20:
+            assert all(count >= 10 for count in kept)
+    assert world.ring.transitions == sum(
+        world.complete(lane, place) for lane in range(lanes) for place in range(len(world.lanes[lane]))
+    )
+
+
+def test_a_truncation_bootstraps_from_its_final_frame_and_a_termination_not_at_all() -> None:
+    ring = Ring(spec_of(1, 2, shape=(1,)), 10, gamma=0.5, steps=1, sampling=Sampling())
+    one = np.ones(1, bool)
+    ring.begin(np.array([[1.0]], np.float32))
+    ring.add(np.array([0]), np.array([1.0]), Step(np.array([[5.0]], np.float32), np.ones(1), ~one, one, one,
+                                                  np.array([[2.0]], np.float32)))  # fmt: skip
+    ring.add(np.array([1]), np.array([1.0]), Step(np.array([[8.0]], np.float32), np.ones(1), one, ~one, ~one,
+                                                  np.array([[6.0]], np.float32)))  # fmt: skip
+    index = ring.priorities.mass.nonzero().squeeze(1)
+    batch = ring.gather(index, torch.ones(2), torch.zeros(2))
+    assert batch.observation.tolist() == [[0.0, 1.0], [0.0, 5.0]]  # zeros before a trajectory's first frame
+    assert batch.discount.tolist() == [0.5, 0.0]
+    assert batch.next_observation[0].tolist() == [1.0, 2.0]  # the final frame, not the 5 that follows
+    now = ring.observation(torch.tensor([int(ring.head[0])]))
+    assert now.tolist() == [[0.0, 8.0]]  # a lost life restarts the stack though the game goes on
+
+
+def test_n_step_rewards_by_hand() -> None:
+    ring = Ring(spec_of(1, 1, shape=(1,)), 20, gamma=0.5, steps=3, sampling=Sampling())
+    no, yes = np.zeros(1, bool), np.ones(1, bool)
+    ring.begin(np.zeros((1, 1), np.float32))
+    sampleable = []
+    for number, terminated in enumerate([no, no, no, no, yes, no]):
+        reward = 2.0**number
+        frame = np.full((1, 1), number + 1, np.float32)
+        ring.add(np.array([number]), np.array([reward]), Step(frame, np.ones(1), terminated, no, terminated, frame))
+        sampleable.append(int((ring.priorities.mass > 0).sum()))
+    assert sampleable == [0, 0, 1, 2, 5, 5]  # a window closes after three steps, or with the trajectory
+    index = ring.priorities.mass.nonzero().squeeze(1)
+    batch = ring.gather(index, torch.ones(5), torch.zeros(5))
+    assert batch.reward.tolist() == [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4, 8 + 8, 16]
+    assert batch.discount.tolist() == [0.125, 0.125, 0.0, 0.0, 0.0]
+    assert batch.next_observation[:2].flatten().tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("pause", [5, 33, 77])
+def test_it_continues_from_its_state(pause: int) -> None:
+    whole, parts = (World(spec_of(3, 4), capacity=60, n=3, seed=1) for _ in range(2))
+    for step in range(90):
+        if step == pause:
+            saved = {name: tensor.clone() for name, tensor in parts.ring.state().items()}
+            parts.ring = parts.fresh()
+            parts.ring.restore(saved)
+        whole.play()
+        parts.play()
+    assert parts.check() == whole.check()
+    ours, theirs = whole.ring.state(), parts.ring.state()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_samples_carry_weights_stamps_and_indices_that_update_accepts() -> None:
+    world = World(spec_of(2, 4), capacity=40, seed=2)
+    for _ in range(50):
+        world.play()
+    batch = world.ring.sample(torch.rand(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    assert batch.observation.shape == (16, 4, 2, 3)
+    assert batch.observation.dtype == torch.uint8
+    mass = world.ring.priorities.mass.clone()
+    world.play()  # overwrites two lanes' oldest: what was sampled there is stale now
+    gone = (mass > 0) & (world.ring.priorities.mass == 0)
+    world.ring.priorities.update(batch.index, batch.stamp, torch.full((16,), 5.0))
+    assert gone.any()
+    assert (world.ring.priorities.mass[gone] == 0).all()

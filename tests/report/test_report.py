@@ -1,0 +1,114 @@
+"""What the report says and refuses, without a browser; figures; the demo."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from steadyq import demo
+from steadyq.errors import UserError
+from steadyq.report.figures import compare
+from steadyq.report.html import write_report
+
+
+def test_page_states_what_was_run(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    run = cartpole["rewarded"][0]
+    result = json.loads((run / "result.json").read_text())
+    write_report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    for fact in (
+        "steady on CartPole-v1",
+        "ensemble.members 2",
+        "raw rewards, scores are raw",
+        f"torch {result['versions']['torch']}",
+        f"{result['updates']:,} updates",
+        "random policy",
+    ):
+        assert fact in text, fact
+    assert not (tmp_path / "report.html.unfinished").exists()
+
+
+def test_table_has_every_seed_and_the_number_of_them(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    write_report([*cartpole["rewarded"], *cartpole["none"]], tmp_path / "report.html")
+    table = (tmp_path / "report.html").read_text().split("<tbody>")[1].split("</tbody>")[0]
+    assert table.count("<tr") == 2
+    assert table.count("seed 0") == table.count("seed 1") == 2
+    assert table.count("n = 2") == 2
+
+
+def test_unfinished_empty_and_diverged_runs_are_said_to_be(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    run = shutil.copytree(cartpole["none"][0], tmp_path / "run")
+    (run / "result.json").unlink()
+    write_report([run], tmp_path / "report.html")
+    assert "Not finished: run (800 of 800 steps)." in (tmp_path / "report.html").read_text()
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "diverged", "step": 700, "message": "not finite: <loss>"}) + "\n")
+    write_report([run], tmp_path / "report.html")
+    assert "diverged at step 700: not finite: &lt;loss&gt;" in (tmp_path / "report.html").read_text()
+    (run / "metrics.jsonl").unlink()
+    (run / "events.jsonl").unlink()
+    write_report([run], tmp_path / "report.html")
+    assert "No measurements yet" in (tmp_path / "report.html").read_text()
+
+
+def test_wrong_places_are_refused(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    run = cartpole["none"][0]
+    with pytest.raises(UserError, match="is a folder"):
+        write_report([run], tmp_path)
+    with pytest.raises(UserError, match="no folder"):
+        write_report([run], tmp_path / "missing" / "report.html")
+    with pytest.raises(UserError, match="no run at"):
+        write_report([tmp_path / "nothing"], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_figure_files(suffix: str, cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    files = [tmp_path / f"{n}.{suffix}" for n in (1, 2)]
+    variants = {"constraint on": cartpole["rewarded"], "constraint off": cartpole["none"]}
+    for file in files:
+        compare(variants, ["return_10", "q_taken"], file, title="CartPole")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    if suffix == "svg":
+        text = files[0].read_text()
+        for words in ("constraint on (2 seeds)", "return of the last 10 games", "CartPole-v1, protocol gymnasium"):
+            assert words in text
+
+
+def test_figures_refuse_what_cannot_be_compared(
+    cartpole: dict[str, list[Path]], breakout: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="must end in"):
+        compare(cartpole, ["loss"], tmp_path / "figure.jpg")
+    with pytest.raises(UserError, match="no run has 'los'"):
+        compare(cartpole, ["los"], tmp_path / "figure.svg")
+    with pytest.raises(UserError, match="share their environment"):
+        compare({**cartpole, "other": [breakout]}, ["loss"], tmp_path / "figure.svg")
+    with pytest.raises(UserError, match="at least one run"):
+        compare({"empty": []}, ["loss"], tmp_path / "figure.svg")
+
+
+def test_demo_trains_films_reports_and_then_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"ensemble.members": 2, "network.channels": 4, "network.hidden": (16,), "evaluation.episodes": 4}
+    full = demo.demo_recipe
+    monkeypatch.setattr(demo, "demo_recipe", lambda steps=None: full(steps).override({**small, "replay.warmup": 100}))
+
+    def told() -> str:
+        said = io.StringIO()
+        demo.run_demo(tmp_path / "demo", steps=400, console=Console(file=said, width=200))
+        return said.getvalue()
+
+    first = told()
+    for words in ("the agent scores", "random policy", "report.html", "agent.mp4", "next, try:"):
+        assert words in first
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "<video" in page
+    again = told()
+    assert "already finished" in again
+    assert "agent.mp4" in again
+    (tmp_path / "demo" / "agent.mp4").unlink()
+    assert "already finished: " in told()  # the run is; the film is made anew
+    assert (tmp_path / "demo" / "agent.mp4").is_file()

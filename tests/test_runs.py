@@ -1,0 +1,211 @@
+"""The run folder: refused before anything is written, locked, atomic, and truncated to what a checkpoint had seen."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steadyq import RunFolder, UserError, presets, runs
+from steadyq.drive import train
+from steadyq.recipe import Recipe
+from steadyq.runs import Checkpoint, default_path
+
+RECIPE = presets.dqn("CartPole-v1")
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in path.rglob("*")}
+
+
+def refused(path: Path, recipe: Recipe = RECIPE, below: Path | None = None) -> str:
+    """Training there raises, and nothing at or below the given place has changed."""
+    below = below or path.parent
+    before = tree(below)
+    with pytest.raises(UserError) as error:
+        train(recipe, run=path)
+    assert tree(below) == before
+    return str(error.value)
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    message = refused(tmp_path / "photos")
+    assert message == f"{tmp_path}/photos is not empty and not a run folder: choose another --run folder"
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    assert refused(tmp_path / "file") == f"{tmp_path}/file is a file: --run needs a folder"
+    assert "cannot write" in refused(tmp_path / "file" / "run", below=tmp_path)
+
+
+def test_another_recipes_folder_is_refused_naming_the_difference(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunFolder(run).begin(RECIPE).close()
+    message = refused(run, RECIPE.override({"replay.batch": 64}))
+    assert message == f"{run} belongs to another recipe (replay.batch: 64 != 32): choose another --run folder"
+    message = refused(run, RECIPE.override({"replay.batch": 64, "seed": 5}))
+    assert "seed: 5 != 0 and 1 more" in message
+    RunFolder(run).check(RECIPE.override({"compute.threads": 3}))  # where it computes is not what it is
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        assert refused(tmp_path / "run").startswith(f"cannot write to {tmp_path}")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_place_without_write_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the answer that permissions would give, for root too
+    message = refused(tmp_path / "deep" / "run", below=tmp_path)
+    assert message == f"cannot write to {tmp_path}: choose another --run folder"
+
+
+def test_a_recipe_that_cannot_work_writes_nothing(tmp_path: Path) -> None:
+    message = refused(tmp_path / "run", RECIPE.override({"network.kind": "resnet"}), below=tmp_path)
+    assert message.startswith("network.kind resnet needs image observations")
+    if not torch.cuda.is_available():
+        assert "no GPU" in refused(tmp_path / "run", RECIPE.override({"compute.device": "cuda"}), below=tmp_path)
+
+
+def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "breakout-seed0").begin(RECIPE).close()
+    with pytest.raises(UserError, match=r"no run at .*breakout-sed0: did you mean 'breakout-seed0'\?"):
+        _ = RunFolder(tmp_path / "breakout-sed0").recipe
+    with pytest.raises(UserError, match=r"is not a run folder: it has no recipe.toml"):
+        _ = RunFolder(tmp_path).recipe
+    with pytest.raises(UserError, match="has no checkpoint yet: train it first"):
+        RunFolder(tmp_path / "breakout-seed0").weights()
+
+
+def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    writer = RunFolder(tmp_path).begin(RECIPE)
+    with pytest.raises(UserError, match=f"another process is training in {tmp_path}"):
+        RunFolder(tmp_path).begin(RECIPE)
+    writer.close()
+    RunFolder(tmp_path).begin(RECIPE).close()
+
+
+def checkpoint(value: float) -> Checkpoint:
+    return Checkpoint({"online": {"w": torch.full((2,), value)}, "replay": {"r": torch.zeros(3)}}, {"step": value})
+
+
+def test_a_checkpoint_comes_back_and_cuts_the_logs_to_what_it_had_seen(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = folder.begin(RECIPE)
+    assert writer.load() is None
+    writer.metric({"step": 1})
+    writer.event("game", 1, score=2.0)
+    writer.save(checkpoint(1.0), 1)
+    writer.metric({"step": 2})
+    writer.event("game", 2, score=3.0)
+    writer.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    assert folder.metrics() == [{"step": 1}, {"step": 2}]
+
+    writer = folder.begin(RECIPE)
+    loaded = writer.load()
+    assert loaded is not None
+    assert loaded.tensors["online"]["w"].tolist() == [1.0, 1.0]
+    assert loaded.plain["step"] == 1.0
+    writer.metric({"step": 2, "again": True})
+    writer.close()
+    assert folder.metrics() == [{"step": 1}, {"step": 2, "again": True}]
+    assert folder.events() == [{"event": "game", "step": 1, "score": 2.0}]
+
+
+def test_only_the_newest_checkpoint_is_kept_and_a_half_written_one_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = folder.begin(RECIPE)
+    for step in (9, 10, 100_000):
+        writer.save(checkpoint(float(step)), step)
+    assert [p.name for p in folder.checkpoints()] == ["0000100000"]
+    writer.close()
+    torn = tmp_path / "checkpoints" / "unfinished"
+    torn.mkdir()
+    (torn / "online.safetensors").write_bytes(b"\x00")
+    assert [p.name for p in folder.checkpoints()] == ["0000100000"]
+    assert folder.weights()[1] == 100_000
+    writer = folder.begin(RECIPE)
+    assert not torn.exists()
+    writer.close()
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a save before each of its writes in turn, also when the same step is saved again: one always loads."""
+    whole = 0
+    for fatal in range(30):
+        path = tmp_path / str(fatal)
+        writer = RunFolder(path).begin(RECIPE)
+        writer.save(checkpoint(1.0), 1)
+        with monkeypatch.context() as patch:
+            countdown = itertools.count(-fatal)
+            for place, name in ((os, "replace"), (shutil, "rmtree"), (runs, "_sync"), (runs, "save_file")):
+                patch.setattr(place, name, dying(getattr(place, name), countdown))
+            try:
+                writer.save(checkpoint(float(step)), step)
+                whole += 1
+            except Killed:
+                pass
+        writer.close()
+        writer = RunFolder(path).begin(RECIPE)
+        loaded = writer.load()
+        writer.close()
+        assert loaded is not None
+        value = loaded.plain["step"]
+        assert loaded.tensors["online"]["w"].tolist() == [value, value]
+        assert value in (1.0, float(step))
+    assert whole > 0
+
+
+def dying(function: Callable[..., Any], countdown: Iterator[int]) -> Callable[..., Any]:
+    """The function, until the countdown shared by all reaches zero."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(countdown) == 0:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_the_result_and_the_recipe_are_replaced_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.result is None
+    writer = folder.begin(RECIPE)
+    writer.finish({"mean_return": 1.5})
+    writer.close()
+    assert folder.result == {"mean_return": 1.5}
+    assert folder.recipe == RECIPE
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_finished_run_drops_its_replay_buffer(tmp_path: Path) -> None:
+    writer = RunFolder(tmp_path).begin(RECIPE)
+    final = writer.save(checkpoint(1.0), 1)
+    writer.drop_replay()
+    writer.close()
+    assert sorted(p.name for p in final.iterdir()) == ["online.safetensors", "state.json"]
+    assert json.loads((final / "state.json").read_text())["step"] == 1.0
+
+
+def test_the_same_command_finds_the_same_folder() -> None:
+    assert default_path(presets.steady("MinAtar/Breakout", seed=3)) == Path("runs/MinAtar-Breakout-steady-tiny-seed3")
