@@ -15,7 +15,7 @@ from steadyq.runs import RunFolder
 from steadyq.video import record_game
 
 ENV = "MinAtar/Breakout"
-STEPS = 20_000
+STEPS = 25_000
 GAMES_FILMED = 3
 MAX_SECONDS = 40.0
 """Most seconds of video: a page with it stays small."""

@@ -65,23 +65,22 @@ def grouped(x: Tensor) -> Tensor:
 
 
 CASES = [
-    pytest.param(layer(2, 2, 6, 4, 8, 3, 1, shared=True), 1, id="shared stem"),
-    pytest.param(layer(2, 2, 5, 3, 16, 3, 1, shared=True), 1, id="three channels"),
-    pytest.param(layer(2, 2, 7, 16, 16, 3, 1), 1, id="pairs at odd width"),
-    pytest.param(layer(2, 2, 5, 32, 32, 3, 1), 1, id="strip"),
-    pytest.param(layer(2, 1, 5, 64, 64, 3, 1), 1, id="tile"),
-    pytest.param(layer(2, 1, 4, 24, 40, 3, 1), 1, id="no powers of two"),
-    pytest.param(layer(2, 2, 6, 16, 32, 3, 2), 2, id="stride 2, even"),
-    pytest.param(layer(2, 1, 5, 32, 64, 3, 2), 2, id="stride 2, odd"),
-    pytest.param(layer(2, 2, 7, 16, 32, 1, 2), 2, id="shortcut"),
-    pytest.param(layer(2, 2, 5, 16, 32, 1, 1), 1, id="1x1"),
-    pytest.param(layer(1, 1, 5, 16, 16, 3, 1), 1, id="one member, one image"),
+    pytest.param(layer(2, 2, 6, 4, 8, 3, 1, shared=True), 1, "grouped", id="shared stem"),
+    pytest.param(layer(2, 2, 5, 3, 16, 3, 1, shared=True), 1, "member", id="three channels"),
+    pytest.param(layer(2, 2, 7, 16, 16, 3, 1), 1, "grouped", id="pairs at odd width"),
+    pytest.param(layer(2, 2, 5, 32, 32, 3, 1), 1, "member", id="strip"),
+    pytest.param(layer(2, 1, 4, 64, 64, 3, 1), 1, "grouped", id="tile"),
+    pytest.param(layer(1, 1, 4, 24, 40, 3, 1), 1, "member", id="no powers of two"),
+    pytest.param(layer(2, 2, 6, 16, 32, 3, 2), 2, "member", id="stride 2, even"),
+    pytest.param(layer(2, 1, 5, 32, 64, 3, 2), 2, "grouped", id="stride 2, odd"),
+    pytest.param(layer(2, 2, 7, 16, 32, 1, 2), 2, "grouped", id="shortcut"),
+    pytest.param(layer(2, 2, 5, 16, 32, 1, 1), 1, "member", id="1x1"),
+    pytest.param(layer(1, 1, 5, 16, 16, 3, 1), 1, "member", id="one member, one image"),
 ]
 
 
 @inside
-@pytest.mark.parametrize(("tensors", "stride"), CASES)
-@pytest.mark.parametrize("order", ["member", "grouped"])
+@pytest.mark.parametrize(("tensors", "stride", "order"), CASES)
 def test_conv_and_all_gradients_equal_plain_convolutions(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor], stride: int, order: str
 ) -> None:
@@ -121,7 +120,7 @@ def test_half_precision_accumulates_in_float32() -> None:
 
 @inside
 @pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("rows", [2, 3, 7])
+@pytest.mark.parametrize("rows", [2, 3])
 def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:
     x, w, b, r = layer(2, 2, 7, 16, 16, 3, 1)
     config = Config(strip=True, rows=rows, pair=pair, block_m=16)
@@ -138,9 +137,9 @@ def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:
 
 
 @inside
-@pytest.mark.parametrize(("stride", "programs"), [(1, 1), (1, 64), (2, 16)])
+@pytest.mark.parametrize(("stride", "programs"), [(1, 1), (1, 48), (2, 16)])
 def test_weight_gradient_split_over_pixels(stride: int, programs: int) -> None:
-    x, w, b, r = layer(2, 3, 6, 16, 32, 3, stride)
+    x, w, b, r = layer(2, 3, 5, 16, 32, 3, stride)
     config = Config(block_m=32, block_n=16, block_k=16, programs=programs)
     for got, expected in zip(
         kernels.run_weight_gradient(x, r, 3, stride, config), _plain_weight_gradient(x, w, b, r, stride), strict=True

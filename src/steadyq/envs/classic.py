@@ -40,9 +40,11 @@ def canonical(name: str) -> str:
 
 
 def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
-    limit = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
+    given: dict[str, Any] = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
+    if render_mode:  # some environments do not take the word at all
+        given["render_mode"] = render_mode
     try:
-        env: Env = gymnasium.make(game, render_mode=render_mode, disable_env_checker=True, **limit)
+        env: Env = gymnasium.make(game, disable_env_checker=True, **given)
     except gymnasium.error.DependencyNotInstalled as missing:
         raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
     except (gymnasium.error.Error, ModuleNotFoundError) as wrong:

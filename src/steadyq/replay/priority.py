@@ -46,9 +46,10 @@ class Priorities:
         # Rounding may land on the total itself, past the last slot that has mass.
         point = torch.minimum(point, prefix[-1] * (1 - 1e-12))
         index = torch.searchsorted(prefix, point, right=True)
-        filled = (self.mass > 0).sum()
-        weight = (filled * self.mass[index] / prefix[-1]) ** -self.sampling.beta
-        return index, (weight / weight.max()).float(), self.stamp[index]
+        # (N p)^-beta over its maximum in the batch: N and the total cancel.
+        mass = self.mass[index]
+        weight = (mass / mass.min()) ** -self.sampling.beta
+        return index, weight.float(), self.stamp[index]
 
     def update(self, index: Tensor, stamp: Tensor, priority: Tensor) -> None:
         """Set p of the sampled slots, skipping any rewritten since they were sampled.
