@@ -1,0 +1,281 @@
+"""Suites and studies: which games, seeds and variants a sweep runs, declared in small TOML files.
+
+A study is a file such as this one (all of `studies/*.toml` are), which a user can copy, change and pass by its path:
+
+    title = "Decoupling"
+    question = "Does forbidding the rewarded action help?"
+    games = ["MinAtar/Breakout", "ablation4"]   # environments, or another suite's games
+    preset = "steady"                           # optional, like scale
+    seeds = 5                                   # 0 to 4; a list names them
+    [settings]                                  # changes to every run, as dotted options of `steadyq train`
+    replay.capacity = 50_000
+    [variants."forbid none"]                    # what the study compares; without variants it is a suite
+    operator.forbid = "none"
+    [needs]                                     # what a recipe must have for the study to mean something
+    operator.kind = "controlled"
+    [figure]                                    # columns of metrics.jsonl to draw, or kind = "spikes"
+    columns = ["return_10", "q_taken"]
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from steadyq import envs
+from steadyq.errors import UserError, nearest
+from steadyq.presets import recipe_for
+from steadyq.recipe import Recipe, flatten
+
+FIGURES = ("curves", "spikes")
+_KEYS = ("name", "title", "question", "games", "preset", "scale", "seeds", "settings", "variants", "needs", "figure")
+_RESERVED = {"env": "--games", "seed": "--seeds"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to run: every variant on every game with every seed."""
+
+    name: str
+    title: str
+    question: str
+    games: tuple[str, ...]
+    preset: str = "steady"
+    scale: str = ""
+    """Empty for each environment's own."""
+    seeds: tuple[int, ...] = (0,)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Dotted changes by name; `preset` and `scale` may vary too."""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    figure: Literal["curves", "spikes"] = "curves"
+    columns: tuple[str, ...] = ("return_10",)
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Dotted options in which variants differ."""
+        return tuple(dict.fromkeys(name for changes in self.variants.values() for name in changes))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the variants; a suite has one, named by its preset."""
+        return tuple(self.variants) or (self.preset,)
+
+    def changed(
+        self,
+        *,
+        preset: str = "",
+        scale: str = "",
+        seeds: int | None = None,
+        games: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> "Study":
+        """Return the study with what a command line asks for; what the study itself varies cannot be set."""
+        settings = dict(settings or {})
+        given = [*settings, *(["preset"] if preset else []), *(["scale"] if scale else [])]
+        for name in given:
+            if name in self.varied:
+                raise UserError(f"{name} is what the study {self.name!r} varies: it cannot be set for all of its runs")
+            if name in _RESERVED:
+                raise UserError(f"a sweep has many of them: use {_RESERVED[name]} instead of --{name}")
+        if seeds is not None and seeds < 1:
+            raise UserError(f"--seeds must be at least 1, got {seeds}")
+        return replace(
+            self,
+            preset=preset or self.preset,
+            scale=scale or self.scale,
+            seeds=tuple(range(seeds)) if seeds is not None else self.seeds,
+            games=tuple(dict.fromkeys(found for game in games for found in _games(game, self.games))) or self.games,
+            settings={**self.settings, **settings},
+        )
+
+    def united(self, other: "Study") -> "Study":
+        """Return both in one, as a folder that gains games, seeds or variants; anything else that differs raises."""
+        for name in ("name", "preset", "scale", "settings", "needs"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise UserError(f"{name}: {_brief(mine)} != {_brief(theirs)}")
+        for label in self.variants:
+            if label in other.variants and self.variants[label] != other.variants[label]:
+                raise UserError(f"variant {label!r}: {self.variants[label]} != {other.variants[label]}")
+        if bool(self.variants) != bool(other.variants):
+            raise UserError("one has variants, the other has none")
+        return replace(
+            self,
+            games=tuple(dict.fromkeys((*other.games, *self.games))),
+            seeds=tuple(sorted({*other.seeds, *self.seeds})),
+            variants={**other.variants, **self.variants},
+        )
+
+    def recipe(self, label: str, env: str, seed: int) -> Recipe:
+        """Return the recipe of one run."""
+        changes = {**self.settings, **self.variants.get(label, {}), "seed": seed}
+        preset, scale = changes.pop("preset", self.preset), changes.pop("scale", self.scale)
+        recipe = recipe_for(preset, env, scale).override(changes)
+        have = flatten(recipe.to_dict())
+        for name, value in self.needs.items():
+            if have.get(name) != value:
+                raise UserError(f"{self.name} needs {name} {value}, {env} has {have.get(name)}: choose other --games")
+        return recipe
+
+    def runs(self) -> tuple["PlannedRun", ...]:
+        """Expand into runs: first seeds of everything first, so that an unfinished sweep can be compared."""
+        planned = [
+            PlannedRun(run_name(env, label if self.variants else "", seed), label, self.recipe(label, env, seed))
+            for seed in self.seeds
+            for env in self.games
+            for label in self.labels
+        ]
+        seen: dict[str, PlannedRun] = {}
+        for run in planned:
+            if run.name in seen:
+                raise UserError(f"variants {seen[run.name].label!r} and {run.label!r} have the same folder name")
+            seen[run.name] = run
+        return tuple(planned)
+
+    def to_toml(self) -> str:
+        """The study as a file that `read_study` reads back."""
+        top = {"name": self.name, "title": self.title, "question": self.question, "games": list(self.games)}
+        top |= {"preset": self.preset, "scale": self.scale, "seeds": list(self.seeds)}
+        figure: dict[str, Any] = {"kind": self.figure, "columns": list(self.columns)}
+        tables = {"settings": self.settings, "needs": self.needs, "figure": figure}
+        tables |= {f"variants.{json.dumps(label)}": changes for label, changes in self.variants.items()}
+        lines = _toml_lines(top)
+        for name, table in tables.items():
+            if table:
+                lines += ["", f"[{name}]", *_toml_lines(table)]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: its folder's name, its variant and its recipe."""
+
+    name: str
+    label: str
+    recipe: Recipe
+
+    @property
+    def updates(self) -> int:
+        """Gradient updates of the whole run."""
+        recipe = self.recipe
+        learning = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
+        return learning * recipe.replay.ratio
+
+
+def suite_names() -> tuple[str, ...]:
+    """Every suite and study that comes with the package."""
+    folder = resources.files("steadyq.suite").joinpath("studies")
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def find_study(name: str) -> Study:
+    """Return a suite or study by its name, or from the file at a path; an unknown name raises naming the nearest."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"no study file {name}")
+        return read_study(path.read_text(encoding="utf-8"), path.stem)
+    if name not in suite_names():
+        raise UserError(f"unknown suite {name!r}: {nearest(name, suite_names())} (or the path of a .toml file)")
+    file = resources.files("steadyq.suite").joinpath("studies", f"{name}.toml")
+    return read_study(file.read_text(encoding="utf-8"), name)
+
+
+def read_study(text: str, name: str) -> Study:
+    """Read a study; unknown keys, games, presets and options raise with the nearest that exists."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"study {name}: {error}") from error
+    for key in table:
+        if key not in _KEYS:
+            raise UserError(f"study {name}: unknown key {key!r}: {nearest(key, _KEYS)}")
+    name = _text(table, "name", name, name)
+    games = table.get("games")
+    if not isinstance(games, list) or not games or not all(isinstance(game, str) for game in games):
+        raise UserError(f'study {name}: games must be a list such as ["MinAtar/Breakout"]')
+    variants = _table(table, "variants", name)
+    for label, changes in variants.items():
+        if not isinstance(changes, dict) or not changes:
+            raise UserError(f"study {name}: variant {label!r} must be a table of options")
+    figure = _table(table, "figure", name)
+    for key in figure:
+        if key not in ("kind", "columns"):
+            raise UserError(f"study {name}: unknown key figure.{key}: {nearest(key, ('kind', 'columns'))}")
+    kind, columns = figure.get("kind", "curves"), figure.get("columns", ["return_10"])
+    if kind not in FIGURES:
+        raise UserError(f"study {name}: figure.kind cannot be {kind!r}: {nearest(str(kind), FIGURES)}")
+    if not isinstance(columns, list) or not columns or not all(isinstance(column, str) for column in columns):
+        raise UserError(f'study {name}: figure.columns must be a list such as ["return_10", "q_taken"]')
+    study = Study(
+        name=name,
+        title=_text(table, "title", name, name),
+        question=_text(table, "question", "", name),
+        games=tuple(dict.fromkeys(found for game in games for found in _games(game))),
+        preset=_text(table, "preset", "steady", name),
+        scale=_text(table, "scale", "", name),
+        seeds=_seeds(table.get("seeds", 1), name),
+        settings=flatten(_table(table, "settings", name)),
+        variants={label: flatten(changes) for label, changes in variants.items()},
+        needs=flatten(_table(table, "needs", name)),
+        figure=kind,
+        columns=tuple(columns),
+    )
+    for option in (*study.settings, *study.varied):
+        if option in _RESERVED:
+            raise UserError(f"study {name}: {option} cannot be set, a sweep has many (use {option}s of the study)")
+    return study
+
+
+def run_name(env: str, label: str, seed: int) -> str:
+    """A run's folder in its sweep, such as Atari-Alien-forbid-none-seed0."""
+    words = [env, label, f"seed{seed}"]
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words if word)
+
+
+def _games(name: str, known: Sequence[str] = ()) -> Iterable[str]:
+    """What a name in a list of games stands for: a suite's games, one of `known` without backend, or an environment."""
+    if name in suite_names():
+        return find_study(name).games
+    if "/" not in name and known:
+        short = {env.partition("/")[2].lower(): env for env in known}
+        if name.lower() in short:
+            return (short[name.lower()],)
+        if not re.search(r"-v\d+$", name):
+            raise UserError(f"{name!r} is none of this study's games: {nearest(name, [*short.values()])}")
+    return (envs.canonical(name),)
+
+
+def _seeds(value: Any, name: str) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return tuple(range(value))
+    if isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value):
+        return tuple(sorted(set(value)))
+    raise UserError(f"study {name}: seeds must be a number of seeds or a list of them, got {value!r}")
+
+
+def _text(table: Mapping[str, Any], key: str, default: str, name: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise UserError(f"study {name}: {key} must be text, got {value!r}")
+    return value
+
+
+def _table(table: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise UserError(f"study {name}: [{key}] must be a table")
+    return value
+
+
+def _toml_lines(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else repr(value)
