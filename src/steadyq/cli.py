@@ -499,12 +499,100 @@ class PaperOptions:
     """Print the table as JSON."""
 
 
+@dataclass(frozen=True)
+class SweepOptions:
+    """Run a suite or study; the same command continues it. Any option of `train` with a dot in it applies to all runs.
+
+    Suites: minatar, atari100k, procgen, ablation4. Studies: ensemble-size, decoupling, reset, replay-ratio,
+    spike-heatmap, bound, exchange, head-width, or the path of a .toml file like theirs.
+    """
+
+    suite: Annotated[str, tyro.conf.Positional]
+    """Suite, study, or path of a study file."""
+    preset: str = ""
+    """Preset of all runs; by default the study's."""
+    scale: str = ""
+    """Scale of all runs: tiny, small or paper; by default the study's, else each environment's."""
+    seeds: int | None = None
+    """Number of seeds; by default the study's."""
+    games: tuple[str, ...] = ()
+    """Only these games, or others."""
+    steps: int | None = None
+    """Environment steps of every run."""
+    on: str = "local"
+    """Where: local, ray (the cluster this machine belongs to, else one started here), or ray://host:port."""
+    jobs: int | None = None
+    """Runs at a time on this machine; by default one for each core or GPU slot."""
+    gpus_per_run: float | None = None
+    """Share of a GPU that each run gets; by default a whole one where there is one; 0 trains on the CPU."""
+    retries: int = 2
+    """How often a run that crashed is tried again, from its last checkpoint."""
+    out: Path | None = None
+    """Folder of the sweep, on storage that all nodes share; by default sweeps/<suite>, preset and scale where given."""
+    dry_run: bool = False
+    """Only print the plan and its cost, also on a GPU whose updates were measured."""
+
+
+def sweep(words: list[str]) -> int:
+    """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
+    from steadyq.presets import recipe_for
+    from steadyq.recipe import within
+    from steadyq.suite import launch
+    from steadyq.suite.suites import find_study
+
+    base = recipe_for("steady", "MinAtar/Breakout")
+    words, settings = split_settings(words, base)
+    options = parse(SweepOptions, words)
+    within("--retries", options.retries, 0)
+    if options.steps is not None:
+        settings["steps"] = options.steps
+    study = find_study(options.suite).changed(
+        preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
+    )
+    parts = (study.name, options.preset, options.scale)
+    out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
+    plan = launch.plan(study, out, here=options.on == "local")
+    launcher = launch.launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    launch.describe(plan, launcher, OUT, gpu=options.dry_run)
+    return 0 if options.dry_run else launch.launch(plan, launcher, OUT, retries=options.retries)
+
+
+def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str, Any]]:
+    """Take `--section.field value` out of the words; a switch has no value, a list has several."""
+    known, rest, settings = flatten(base.to_dict()), [], dict[str, Any]()
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        option, equals, value = word.partition("=")
+        if not option.startswith("--") or "." not in option:
+            rest.append(word)
+            continue
+        name = option.removeprefix("--").replace("-", "_")
+        positive = name.replace(".no_", ".")
+        if name not in known and isinstance(known.get(positive), bool) and not equals:
+            settings[positive] = False
+            continue
+        if name not in known:
+            raise UserError(f"unknown option {option}: {_nearest_option(option, {'--' + each for each in known})}")
+        values = [value] if equals else []
+        several = isinstance(known[name], tuple)
+        while not equals and queue and not queue[0].startswith("--") and not isinstance(known[name], bool):
+            values.append(queue.pop(0))
+            if not several:
+                break
+        if not values and not isinstance(known[name], bool):
+            raise UserError(f"{option} needs a value")
+        settings[name] = " ".join(values) or True
+    return rest, settings
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "evaluate": evaluate,
     "play": play,
     "compare": compare,
     "report": report,
+    "sweep": sweep,
     "presets": presets,
     "paper": paper,
     "doctor": doctor,

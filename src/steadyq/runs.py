@@ -32,6 +32,10 @@ from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 
 
+class Busy(UserError):
+    """Another process is training in the folder."""
+
+
 def default_path(recipe: Recipe) -> Path:
     """Return runs/<env>-<preset>-<scale>-seed<n>, so that the same command finds the same run."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", recipe.env)
@@ -124,8 +128,8 @@ class Writer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise UserError(f"another process is training in {self.path}") from None
-        _replace_text(self.path / "recipe.toml", recipe.to_toml())
+            raise Busy(f"another process is training in {self.path}") from None
+        replace_text(self.path / "recipe.toml", recipe.to_toml())
         shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
         self._files: dict[str, IO[str]] = {}
 
@@ -185,7 +189,7 @@ class Writer:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""
-        _replace_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+        replace_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
 
     def close(self) -> None:
         """Release the folder."""
@@ -211,7 +215,7 @@ class Writer:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit and hardware, for everything that reports a number."""
+    """Versions, commit and hardware, for everything that reports a number; a sweep's runs name the sweep's command."""
     packages = ("torch", "numpy", "gymnasium", "ale-py", "MinAtar", "envpool", "triton")
     versions = {"python": platform.python_version(), "steadyq": _version("steadyq")}
     versions |= {name: found for name in packages if (found := _version(name))}
@@ -223,8 +227,13 @@ def provenance() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
-        "command": " ".join(["steadyq", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("steadyq", "__main__") else None,
+        "command": os.environ.get("STEADYQ_COMMAND") or command_line(),
     }
+
+
+def command_line() -> str | None:
+    """The `steadyq` command that this process is, if it is one."""
+    return " ".join(["steadyq", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("steadyq", "__main__") else None
 
 
 def _version(package: str) -> str:
@@ -276,7 +285,8 @@ def _near(path: Path) -> str:
     return f": {nearest(path.name, siblings)}" if siblings else ""
 
 
-def _replace_text(file: Path, text: str) -> None:
+def replace_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     beside = file.with_suffix(file.suffix + ".unfinished")
     beside.write_text(text)
     _sync(beside)

@@ -181,7 +181,13 @@ class RunAggregates:
 @cache
 def published_rows(name: str) -> tuple[Mapping[str, str], ...]:
     """Read one CSV of the package's published numbers."""
-    path = resources.files("steadyq.suite").joinpath("published", f"{name}.csv")
+    return package_rows("published", name)
+
+
+@cache
+def package_rows(folder: str, name: str) -> tuple[Mapping[str, str], ...]:
+    """Read one CSV that comes with the package."""
+    path = resources.files("steadyq.suite").joinpath(folder, f"{name}.csv")
     lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(MappingProxyType(row) for row in csv.DictReader(lines))
 

@@ -95,10 +95,14 @@ class Study:
 
     def united(self, other: "Study") -> "Study":
         """Return both in one, as a folder that gains games, seeds or variants; anything else that differs raises."""
-        for name in ("name", "preset", "scale", "settings", "needs"):
+        for name in ("name", "preset", "scale", "needs"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                raise UserError(f"{name}: {_brief(mine)} != {_brief(theirs)}")
+                raise UserError(f"{name}: {mine!r} != {theirs!r}")
+        for option in sorted({*self.settings, *other.settings}):
+            mine, theirs = self.settings.get(option), other.settings.get(option)
+            if mine != theirs and not option.startswith("compute."):
+                raise UserError(f"{option}: {_given(mine)} != {_given(theirs)}")
         for label in self.variants:
             if label in other.variants and self.variants[label] != other.variants[label]:
                 raise UserError(f"variant {label!r}: {self.variants[label]} != {other.variants[label]}")
@@ -139,8 +143,8 @@ class Study:
 
     def to_toml(self) -> str:
         """The study as a file that `read_study` reads back."""
-        top = {"name": self.name, "title": self.title, "question": self.question, "games": list(self.games)}
-        top |= {"preset": self.preset, "scale": self.scale, "seeds": list(self.seeds)}
+        top: dict[str, Any] = {"name": self.name, "title": self.title, "question": self.question}
+        top |= {"games": list(self.games), "preset": self.preset, "scale": self.scale, "seeds": list(self.seeds)}
         figure: dict[str, Any] = {"kind": self.figure, "columns": list(self.columns)}
         tables = {"settings": self.settings, "needs": self.needs, "figure": figure}
         tables |= {f"variants.{json.dumps(label)}": changes for label, changes in self.variants.items()}
@@ -277,5 +281,5 @@ def _toml_lines(table: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
 
 
-def _brief(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, Mapping) else repr(value)
+def _given(value: Any) -> str:
+    return "not set" if value is None else repr(value)
