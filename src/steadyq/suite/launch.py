@@ -190,10 +190,17 @@ def local_launcher(study_runs: Sequence[PlannedRun], out: Path, jobs: int | None
 
 
 def launcher_for(on: str, plan: "Plan", jobs: int | None, gpus_per_run: float | None, retries: int) -> Launcher:
-    """What `--on` names: this machine; a Ray cluster comes with the extra `cluster`."""
+    """What `--on` names: this machine, or a Ray cluster (the extra `cluster`)."""
+    runs = [entry.run for entry in plan.entries]
     if on == "local":
-        return local_launcher([entry.run for entry in plan.entries], plan.out, jobs, gpus_per_run)
-    raise UserError(f"--on cannot be {on!r}: choose local")
+        return local_launcher(runs, plan.out, jobs, gpus_per_run)
+    if on != "ray" and not on.startswith("ray://"):
+        raise UserError(f"--on cannot be {on!r}: choose local, ray or ray://host:port")
+    if jobs is not None:
+        raise UserError("--jobs is for this machine: Ray places runs by CPUs and --gpus-per-run")
+    from steadyq.suite.cluster import RayCluster
+
+    return RayCluster(on, max(run.recipe.compute.threads for run in runs), gpus_per_run, retries)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Runs on a Ray cluster: Ray places them by CPUs and GPU shares, and starts a run again elsewhere when its node dies.
+
+A run's folder lies on storage that every node shares under the same path, so a run that is started again continues from
+its last checkpoint, and the sweep follows all of them by reading their folders.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from steadyq.errors import UserError
+from steadyq.recipe import Recipe, within
+from steadyq.runs import command_line
+from steadyq.suite.worker import Ending, train_once
+
+LOCK_SECONDS, LOCK_TRIES = 3.0, 40
+"""How long a run waits for its folder: the process of a node that died may hold the lock a little longer."""
+
+
+class RayCluster:
+    """Every run is a Ray task; Ray queues what has no room yet."""
+
+    def __init__(self, on: str, threads: int, gpus_per_run: float | None, retries: int) -> None:
+        ray = _ray()
+        within("--gpus-per-run", gpus_per_run or 0.0, 0, 1)
+        try:
+            if not ray.is_initialized():
+                ray.init(address=None if on == "ray" else on, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"--on {on}: {str(error).splitlines()[0]}") from None
+        self.ray, self.retries, self.threads = ray, retries, threads
+        have = ray.cluster_resources()
+        gpus = have.get("GPU", 0.0)
+        self.gpus = (1.0 if gpus else 0.0) if gpus_per_run is None else gpus_per_run
+        if self.gpus and not gpus:
+            ray.shutdown()
+            raise UserError("--gpus-per-run: no node of the Ray cluster has a GPU")
+        slots = have.get("CPU", 1.0) / threads
+        self.parallel = max(1, int(min(slots, gpus / self.gpus) if self.gpus else slots))
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        share = f", {self.gpus:g} GPU each" if self.gpus else ""
+        self.words = f"Ray cluster of {nodes} node{'s' * (nodes > 1)}, {self.parallel} runs at a time{share}"
+        self.tasks: dict[Any, Any] = {}
+
+    def room(self) -> bool:
+        """Ray queues what it cannot place yet."""
+        return True
+
+    def start(self, entry: Any) -> None:
+        """Submit a run; if its worker or node dies, Ray starts it again, and it goes on from its last checkpoint.
+
+        A process trains one run only: its GPU memory is then free again, and the settings it made die with it.
+        """
+        variables = {"OMP_NUM_THREADS": str(self.threads), "STEADYQ_COMMAND": command_line() or ""}
+        if commit := os.environ.get("STEADYQ_COMMIT"):
+            variables["STEADYQ_COMMIT"] = commit
+        task = self.ray.remote(max_calls=1)(train_on_node).options(
+            name=entry.run.name,
+            num_cpus=self.threads,
+            num_gpus=self.gpus,
+            max_retries=self.retries,
+            runtime_env={"env_vars": variables},
+        )
+        reference = task.remote(entry.run.recipe.to_toml(), str(entry.folder.path.absolute()))
+        self.tasks[reference] = entry
+
+    def poll(self) -> list[tuple[Any, Ending, str]]:
+        """Collect tasks that have ended."""
+        if not self.tasks:
+            return []
+        ready, _ = self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=0)
+        return [(self.tasks.pop(reference), *self._ending(reference)) for reference in ready]
+
+    def stop(self) -> None:
+        """Cancel: a task in training takes it as a Ctrl-C and saves its state, one that waits is dropped."""
+        for reference in self.tasks:
+            self.ray.cancel(reference, force=False, recursive=False)
+
+    def close(self) -> None:
+        """Leave the cluster; what still runs there is ended."""
+        for reference in self.tasks:
+            self.ray.cancel(reference, force=True, recursive=False)
+        self.tasks = {}
+        self.ray.shutdown()
+
+    def _ending(self, reference: Any) -> tuple[Ending, str]:
+        try:
+            ending, words = self.ray.get(reference)
+        except self.ray.exceptions.TaskCancelledError:
+            return "stopped", "cancelled before it began"
+        except self.ray.exceptions.RayError as error:
+            return "crashed", str(error).strip().splitlines()[-1]
+        return ending, words
+
+
+def train_on_node(recipe: str, folder: str) -> tuple[Ending, str]:
+    """Train one run on whichever node this is; its folder must be on storage shared with the sweep."""
+    path = Path(folder)
+    if not path.parent.is_dir():
+        return "refused", f"{path.parent} is not on node {socket.gethostname()}: --out must be on storage nodes share"
+    for _ in range(LOCK_TRIES):
+        ending, words = train_once(Recipe.from_toml(recipe), path)
+        if ending != "busy":
+            break
+        time.sleep(LOCK_SECONDS)
+    return ending, words
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library does not report home on its user's behalf
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a task without a GPU sees none
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--on ray needs Ray: pip install 'steadyq[cluster]'") from None
+    return ray

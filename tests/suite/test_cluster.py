@@ -1,0 +1,191 @@
+"""A real Ray cluster of two nodes on loopback: what dies is continued elsewhere and ends equal to a local run.
+
+`make test-cluster` runs this in an environment with Ray; elsewhere it skips.
+"""
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from steadyq.errors import UserError
+from steadyq.runs import RunFolder
+from steadyq.suite import launch
+from steadyq.suite.suites import Study, read_study
+from steadyq.suite.worker import train_once
+
+try:
+    import ray
+    from ray.cluster_utils import Cluster
+except ImportError:
+    ray = None
+
+STUDY = """
+games = ["MinAtar/Breakout"]
+seeds = 2
+[settings]
+steps = 1600
+ensemble.members = 2
+estimator.quantiles = 5
+network.channels = 4
+network.hidden = [16]
+replay.warmup = 64
+replay.batch = 8
+replay.capacity = 400
+regulation.every = 50
+regulation.threshold = 1.03
+record.every = 50
+record.checkpoint_every = 100
+record.tensorboard = false
+evaluation.episodes = 2
+evaluation.random_episodes = 1
+compute.device = "cpu"
+"""
+
+
+@pytest.fixture
+def study() -> Study:
+    return read_study(STUDY, "mini")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head and a second node, one run each."""
+    if ray is None:
+        message = "Ray is not installed (make test-cluster installs it)"
+        if os.environ.get("CI") == "true" and os.environ.get("STEADYQ_TEST_CLUSTER"):
+            pytest.fail(message)
+        pytest.skip(message)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    memory = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
+    monkeypatch.setenv("RAY_ADDRESS", found.address)
+    try:
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+def sweep(study: Study, out: Path) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=200)
+    plan = launch.plan(study, out, here=False)
+    launcher = launch.launcher_for("ray", plan, None, 0.0, retries=3)
+    code = launch.launch(plan, launcher, console)
+    return code, launcher.words + "\n" + console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def trainer(folder: Path) -> int | None:
+    """The process that trains in a folder: the one with its lock open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if link.readlink() == folder / "lock":
+                return int(link.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in RunFolder(folder).metrics()]
+
+
+def resumed(folder: Path) -> list[int]:
+    return [event["step"] for event in RunFolder(folder).events() if event["event"] == "resume"]
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
+    cluster: Any, study: Study, tmp_path: Path
+) -> None:
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    cluster.wait_for_nodes()
+    out = tmp_path / "cluster"
+    folders = [out / run.name for run in study.runs()]
+    problems: list[BaseException] = []
+
+    def kill() -> None:
+        try:
+            until(lambda: all(RunFolder(folder).checkpoints() for folder in folders))
+            victim = trainer(folders[0])
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: trainer(folders[0]) not in (None, victim) and bool(resumed(folders[0])))
+            cluster.remove_node(second, allow_graceful=False)
+        except BaseException as error:
+            problems.append(error)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, said = sweep(study, out)
+    killer.join()
+    assert not problems, problems
+    assert code == 0, said
+    assert "cluster of 2 nodes, 2 runs at a time" in said
+    assert "2 finished of 2 runs" in said
+    assert sum(len(resumed(folder)) for folder in folders) >= 2
+    assert all(step >= 100 for folder in folders for step in resumed(folder))
+
+    for entry in launch.plan(study, tmp_path / "local").entries:
+        assert train_once(entry.run.recipe, entry.folder.path) == ("finished", "")
+        there, here = out / entry.run.name, entry.folder.path
+        assert rows(there) == rows(here)
+        mine, theirs = (load_file(RunFolder(f).checkpoints()[-1] / "online.safetensors") for f in (there, here))
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        results = [json.loads((folder / "result.json").read_text()) for folder in (there, here)]
+        assert results[0]["returns"] == results[1]["returns"]
+
+
+@pytest.mark.timeout(600)
+def test_a_stop_saves_every_run_and_the_next_sweep_continues(cluster: Any, study: Study, tmp_path: Path) -> None:
+    out = tmp_path / "cluster"
+    folders = [out / run.name for run in study.runs()]
+
+    def stop() -> None:
+        until(lambda: bool(RunFolder(folders[0]).checkpoints()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    code, said = sweep(study, out)
+    stopper.join()
+    assert code == 130, said
+    assert "the same command continues where it was" in said
+    assert not (folders[0] / "result.json").exists()
+    assert RunFolder(folders[0]).checkpoints()
+    code, said = sweep(study.changed(seeds=1), out)
+    assert code == 0, said
+    assert resumed(folders[0])
+
+
+def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study, tmp_path: Path) -> None:
+    plan = launch.plan(study, tmp_path / "s", here=False)
+    with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
+        launch.launcher_for("ray", plan, None, 0.5, retries=1)
+    with pytest.raises(UserError, match="--jobs is for this machine"):
+        launch.launcher_for("ray", plan, 2, None, retries=1)
+
+
+@pytest.mark.skipif(ray is not None, reason="Ray is installed")
+def test_without_ray_the_extra_is_named(study: Study, tmp_path: Path) -> None:
+    plan = launch.plan(study, tmp_path / "s", here=False)
+    with pytest.raises(UserError, match=r"pip install 'steadyq\[cluster\]'"):
+        launch.launcher_for("ray", plan, None, None, retries=1)
