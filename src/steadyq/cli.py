@@ -244,9 +244,9 @@ class ReportOptions:
     """Write one page about one or more runs: curves, diagnostics, scores; opens offline in any browser."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; runs that differ only in their seed are drawn together."""
-    out: Path = Path("report.html")
-    """The page."""
+    """Run folders; runs that differ only in their seed are drawn together. Or one sweep folder."""
+    out: Path | None = None
+    """The page, by default report.html; for a sweep the folder of its report, by default SWEEP/report."""
     video: Path | None = None
     """An .mp4 to show in it, as `steadyq play` writes."""
 
@@ -256,8 +256,11 @@ def report(words: list[str]) -> int:
     from steadyq.report.html import write_report
 
     options = parse(ReportOptions, words)
-    write_report(options.runs, options.out, video=options.video)
-    OUT.print(f"report: {options.out}")
+    if len(options.runs) == 1 and (options.runs[0] / "sweep.toml").is_file():
+        return _report_sweep(options.runs[0], options.out)
+    out = options.out or Path("report.html")
+    write_report(options.runs, out, video=options.video)
+    OUT.print(f"report: {out}")
     return 0
 
 
@@ -555,6 +558,19 @@ def sweep(words: list[str]) -> int:
     launcher = launch.launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
     launch.describe(plan, launcher, OUT, gpu=options.dry_run)
     return 0 if options.dry_run else launch.launch(plan, launcher, OUT, retries=options.retries)
+
+
+def _report_sweep(path: Path, out: Path | None) -> int:
+    """Print a sweep's tables and write them with its figures and its page."""
+    from steadyq.report.sweep import write_sweep_report
+    from steadyq.suite.tables import render
+
+    tables, files = write_sweep_report(path, out)
+    for table in tables:
+        render(table, OUT)
+    for file in files:
+        OUT.print(f"wrote {file}", soft_wrap=True)
+    return 0
 
 
 def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str, Any]]:

@@ -16,6 +16,21 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 FORMATS = (".svg", ".png", ".pdf")
 
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.edgecolor": "#666666",
+    "axes.titlelocation": "left",
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "steadyq",  # the same runs give the same bytes
+}
+
 AXES = {line.column: chart.y for chart in reversed(CHARTS) for line in chart.lines} | {
     "q_taken": "mean Q(s, a), discounted return",
     "q_max": "mean of the largest Q(s, ·), discounted return",
@@ -53,21 +68,7 @@ def compare(
 
     import matplotlib
 
-    style: Any = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.edgecolor": "#666666",
-        "axes.titlelocation": "left",
-        "grid.color": "#e6e6e6",
-        "grid.linewidth": 0.7,
-        "xtick.color": "#444444",
-        "ytick.color": "#444444",
-        "svg.fonttype": "none",
-        "svg.hashsalt": "steadyq",  # the same runs give the same bytes
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -96,8 +97,13 @@ def compare(
             borderaxespad=0.2,
         )
         figure.supxlabel(_statement(everyone, variants), x=0.01, ha="left", fontsize=7.5, color="#555555")
-        metadata = {"Date": None} if out.suffix == ".svg" else {"CreationDate": None} if out.suffix == ".pdf" else {}
-        figure.savefig(out, dpi=200, metadata=metadata)
+        save(figure, out)
+
+
+def save(figure: Any, out: Path) -> None:
+    """Write a figure without its date, so that the same runs give the same bytes."""
+    metadata = {"Date": None} if out.suffix == ".svg" else {"CreationDate": None} if out.suffix == ".pdf" else {}
+    figure.savefig(out, dpi=200, metadata=metadata)
 
 
 def _draw(panel: Any, index: int, runs: Sequence[Run], column: str, grid: Any) -> None:

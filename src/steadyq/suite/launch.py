@@ -32,10 +32,9 @@ from steadyq.progress import clock
 from steadyq.recipe import within
 from steadyq.runs import RunFolder, command_line, replace_text
 from steadyq.suite.cost import HOURS_A_DAY, gpu_time, seconds_here
-from steadyq.suite.suites import PlannedRun, Study, read_study
+from steadyq.suite.suites import STUDY_FILE, PlannedRun, Study, sweep_study
 from steadyq.suite.worker import EXIT, Ending
 
-STUDY_FILE = "sweep.toml"
 POLL_SECONDS, SHOW_SECONDS, PLAIN_SECONDS = 0.2, 1.0, 15.0
 BUSY_SECONDS = 10.0
 """How long a run that another process trains is left alone before it is looked at again."""
@@ -241,14 +240,6 @@ def plan(study: Study, out: Path, here: bool = True) -> Plan:
         entry.folder.check(entry.run.recipe)
         entry.look()
     return Plan(study, out, tuple(entries))
-
-
-def sweep_study(out: Path) -> Study:
-    """The study a sweep folder belongs to."""
-    file = out / STUDY_FILE
-    if not file.is_file():
-        raise UserError(f"{out} is not a sweep folder: it has no {STUDY_FILE}")
-    return read_study(file.read_text(encoding="utf-8"), out.name)
 
 
 def describe(plan: Plan, launcher: Launcher, console: Console, *, gpu: bool) -> None:

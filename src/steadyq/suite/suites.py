@@ -31,6 +31,9 @@ from steadyq.errors import UserError, nearest
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe, flatten
 
+STUDY_FILE = "sweep.toml"
+"""A sweep folder's study, in that folder."""
+
 FIGURES = ("curves", "spikes")
 _KEYS = ("name", "title", "question", "games", "preset", "scale", "seeds", "settings", "variants", "needs", "figure")
 _RESERVED = {"env": "--games", "seed": "--seeds"}
@@ -234,6 +237,14 @@ def read_study(text: str, name: str) -> Study:
         if option in _RESERVED:
             raise UserError(f"study {name}: {option} cannot be set, a sweep has many (use {option}s of the study)")
     return study
+
+
+def sweep_study(out: Path) -> Study:
+    """The study a sweep folder belongs to."""
+    file = out / STUDY_FILE
+    if not file.is_file():
+        raise UserError(f"{out} is not a sweep folder: it has no {STUDY_FILE}")
+    return read_study(file.read_text(encoding="utf-8"), out.name)
 
 
 def run_name(env: str, label: str, seed: int) -> str:

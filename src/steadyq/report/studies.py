@@ -1,0 +1,309 @@
+"""Figures of a sweep: curves of every game by variant with a summary panel, and spike ratios of all layers.
+
+Every figure states its games, seeds and protocol. Seeds are the only replication: bands and bars resample them.
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steadyq.errors import UserError
+from steadyq.report.charts import shown_name
+from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
+from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
+
+AXES_HERE = {**AXES, "resets_per_check": "layer resets per check"}
+ACROSS, PANEL, MOST_IN_A_ROW = 6, (2.9, 2.35), 5
+
+Cells = Mapping[str, Mapping[str, Sequence[Run]]]
+"""Runs by environment and variant, each by seed."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """A summary panel of one value for each variant: of every game, their mean, and its interval over seeds."""
+
+    by_game: Mapping[str, Sequence[float]]
+    mean: Sequence[float]
+    low: Sequence[float] | None
+    high: Sequence[float] | None
+    positions: Sequence[float]
+    """Where the variants stand: numbers they were set to, or their places."""
+    ticks: Sequence[str]
+    numeric: bool
+    axis: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A summary panel of score distributions: the share of runs above each normalised score, by variant."""
+
+    thresholds: Array
+    shares: Mapping[str, Array]
+    bands: Mapping[str, Array]
+    axis: str
+
+
+def series(run: Run, column: str) -> tuple[Array, Array]:
+    """A column of a run; `resets_per_check` counts reset (member, layer) pairs at every measurement."""
+    if column != "resets_per_check":
+        return run.series(column)
+    counts = {float(event["step"]): 0 for event in run.of("spikes")}
+    for event in run.of("reset"):
+        counts[float(event["step"])] = counts.get(float(event["step"]), 0) + 1
+    return np.array(list(counts), float), np.array(list(counts.values()), float)
+
+
+def draw_curves(
+    cells: Cells, columns: Sequence[str], outs: Sequence[Path], *, title: str, summary: Points | Profile | None = None
+) -> None:
+    """Draw a panel for each column of metrics.jsonl and game, and the summary as the last panel of the first column."""
+    runs = _check(cells, outs)
+    drawn = [column for column in columns if any(len(series(run, column)[0]) for run in runs)]
+    if not drawn:
+        raise UserError(f"no run has any of {', '.join(columns)} yet: there is nothing to draw")
+    labels = list(dict.fromkeys(label for variants in cells.values() for label in variants))
+    games, extra = list(cells), int(summary is not None)
+    across = len(games) + extra if len(games) <= MOST_IN_A_ROW else ACROSS
+    heights = [-(-(len(games) + extra * (row == 0)) // across) for row in range(len(drawn))]
+
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        figure, panels = _figure(sum(heights), across)
+        for block, column in enumerate(drawn):
+            own = panels[sum(heights[:block]) : sum(heights[: block + 1])].ravel()
+            for panel in own[len(games) + (extra if block == 0 else 0) :]:
+                panel.set_axis_off()
+            for place, env in enumerate(games):
+                _curves(own[place], cells[env], labels, column)
+                own[place].set_title(shown_name(env), fontsize=9)
+                if place % across == 0:
+                    own[place].set_ylabel(AXES_HERE.get(column, column))
+            if block == 0 and isinstance(summary, Points):
+                _points(own[len(games)], summary)
+            elif block == 0 and isinstance(summary, Profile):
+                _profile(own[len(games)], summary, labels)
+        handles = [
+            matplotlib.lines.Line2D([], [], color=_colour(i), linestyle=_dashes(i), linewidth=1.7)
+            for i in range(len(labels))
+        ]
+        _words(figure, title, handles, labels, statement(cells, summary), across)
+        for out in outs:
+            save(figure, out)
+
+
+def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[Path], *, title: str) -> None:
+    """Draw layers x time for each variant on one colour scale, and each layer's ratio at the end as the summary."""
+    _check({env: variants}, outs)
+    maps = {label: found for label, runs in variants.items() if (found := spike_map(runs)) is not None}
+    if not maps:
+        raise UserError(f"{env}: no spike ratio has been measured yet")
+    layers = next(iter(maps.values()))[1]
+    across = 3 if len(maps) % 3 == 0 else min(len(maps), 4)
+    high = max(float(values.max()) for _, _, values in maps.values())
+
+    import matplotlib
+
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        from matplotlib.colors import LogNorm
+
+        figure, panels = _figure(-(-len(maps) // across), across + 1, panel=(3.2, 0.13 * len(layers) + 1.1))
+        norm = LogNorm(1.0, max(high, 1.01))
+        for place, (label, (steps, _, values)) in enumerate(maps.items()):
+            panel = panels[place // across][place % across]
+            edges = np.concatenate([[max(0.0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0.0], steps])
+            image = panel.pcolormesh(edges, np.arange(len(layers) + 1), values.T, norm=norm, cmap="viridis")
+            panel.set_title(f"{label} ({_count(len(variants[label]), 'seed')})", fontsize=9)
+            panel.invert_yaxis()
+            panel.set_yticks(np.arange(len(layers)) + 0.5, layers if place % across == 0 else [], fontsize=6)
+            panel.xaxis.set_major_formatter(_thousands)
+        for spare in range(len(maps), across * len(panels)):
+            panels[spare // across][spare % across].set_axis_off()
+        for row in panels[1:]:
+            row[across].set_axis_off()
+        last = panels[0][across]
+        for index, (_, _, values) in enumerate(maps.values()):
+            ends = values[-max(1, len(values) // 10) :].mean(0)
+            last.plot(ends, np.arange(len(layers)), color=_colour(index), linestyle=_dashes(index), linewidth=1.4)
+        last.invert_yaxis()
+        last.set_yticks(np.arange(len(layers)), [])
+        last.set_xscale("log")
+        last.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        last.xaxis.set_minor_formatter(lambda value, _: "")
+        last.set_title("each layer, last tenth", fontsize=9)
+        last.set_xlabel("spike ratio")
+        figure.colorbar(image, ax=panels[:, :across], label="spike ratio, mean over members and seeds", shrink=0.9)
+        handles = last.lines
+        said = statement({env: variants}, None) + " Colour: logarithmic, one scale."
+        _words(figure, f"{title}: {shown_name(env)}", handles, list(maps), said, across + 1)
+        for out in outs:
+            save(figure, out)
+
+
+def spike_map(runs: Sequence[Run]) -> tuple[Array, list[str], Array] | None:
+    """Steps, layers and ratios [step, layer], mean over members and over the seeds that measured at a step."""
+    found: dict[int, list[Array]] = {}
+    layers: list[str] = []
+    for run in runs:
+        for event in run.of("spikes"):
+            layers = layers or list(event["layers"])
+            if event["layers"] == layers:
+                found.setdefault(int(event["step"]), []).append(np.array(event["ratios"], float).mean(0))
+    if not found:
+        return None
+    steps = sorted(found)
+    return np.array(steps, float), layers, np.stack([np.mean(found[step], axis=0) for step in steps])
+
+
+def statement(cells: Cells, summary: Points | Profile | None) -> str:
+    """What a reader must know: games, seeds, protocol, preset, and what lines, bands and the summary are."""
+    runs = [run for variants in cells.values() for each in variants.values() for run in each]
+    games = list(cells)
+    seeds = sorted({run.seed for run in runs})
+    counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
+    unfinished = sum(run.result is None for run in runs)
+    presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
+    protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
+    named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
+    each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    text = (
+        f"{named}; {each} seed{'s' * (counts[-1] > 1)} a line (of {', '.join(map(str, seeds))}); protocol {protocols}; "
+        f"preset {presets}; {max(run.recipe.steps for run in runs):,} steps. Line: mean over seeds"
+        + ("; band: 95% bootstrap interval over seeds." if counts[-1] > 1 else ".")
+    )
+    if unfinished:
+        text += f" {unfinished} of {len(runs)} runs have not finished."
+    if isinstance(summary, Points):
+        text += (
+            " Summary: mean evaluation score of the finished runs, full games without exploration, divided by the best "
+            "variant's on the same game; thin: games, thick: their mean"
+            + ("; bars: 95% bootstrap interval over seeds." if summary.low is not None else ".")
+        )
+    elif isinstance(summary, Profile):
+        text += " Summary: share of finished runs whose normalised evaluation score exceeds the value."
+    return text
+
+
+def _check(cells: Cells, outs: Sequence[Path]) -> list[Run]:
+    for out in outs:
+        if out.suffix not in FORMATS:
+            raise UserError(f"cannot write {out.name}: a figure's name must end in {', '.join(FORMATS)}")
+    runs = [run for variants in cells.values() for each in variants.values() for run in each]
+    if not runs:
+        raise UserError("a figure needs at least one run")
+    return runs
+
+
+def _figure(rows: int, across: int, panel: tuple[float, float] = PANEL) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(panel[0] * across + 0.3, panel[1] * rows + 1.1), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, across, squeeze=False)
+
+
+def _curves(panel: Any, variants: Mapping[str, Sequence[Run]], labels: Sequence[str], column: str) -> None:
+    grid = step_grid([run for runs in variants.values() for run in runs])
+    for label, runs in variants.items():
+        index = labels.index(label)
+        curve = aggregate(np.stack([on_grid(*series(run, column), grid) for run in runs]))
+        if curve.low is not None:
+            panel.fill_between(grid, curve.low, curve.high, color=_colour(index), alpha=0.18, linewidth=0)
+        panel.plot(grid, curve.mean, color=_colour(index), linestyle=_dashes(index), linewidth=1.5)
+    if len(grid):
+        panel.set_xlim(0, grid[-1])
+    panel.xaxis.set_major_formatter(_thousands)
+    panel.margins(y=0.06)
+    if all(not (line.get_ydata() < 0).any() for line in panel.lines):
+        panel.set_ylim(bottom=0)
+    panel.set_xlabel("environment steps")
+
+
+def _points(panel: Any, points: Points) -> None:
+    x = list(points.positions)
+    for values in points.by_game.values():
+        panel.plot(x, values, color="#999999", linewidth=0.8, marker=".", markersize=4)
+    error = None
+    if points.low is not None and points.high is not None:
+        below = np.subtract(points.mean, points.low)
+        above = np.subtract(points.high, points.mean)
+        error = np.maximum(np.stack([below, above]), 0.0)
+    panel.errorbar(x, points.mean, yerr=error, color="#000000", linewidth=2, marker="o", markersize=5, capsize=3)
+    if points.numeric:
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_minor_locator(_nothing())
+    else:
+        panel.set_xlim(min(x) - 0.4, max(x) + 0.4)
+    panel.set_xticks(x, points.ticks, fontsize=8 if points.numeric else 7)
+    panel.set_ylim(bottom=min(0.0, *points.mean))
+    panel.set_title("Final score", fontsize=9)
+    panel.set_ylabel("share of the best variant's")
+    panel.set_xlabel(points.axis)
+
+
+def _profile(panel: Any, profile: Profile, labels: Sequence[str]) -> None:
+    for label, shares in profile.shares.items():
+        index = labels.index(label)
+        if label in profile.bands:
+            low, high = profile.bands[label]
+            panel.fill_between(profile.thresholds, low, high, color=_colour(index), alpha=0.18, linewidth=0)
+        panel.plot(profile.thresholds, shares, color=_colour(index), linestyle=_dashes(index), linewidth=1.5)
+    panel.set_ylim(0, 1)
+    panel.set_title("Score distribution", fontsize=9)
+    panel.set_xlabel(profile.axis)
+    panel.set_ylabel("share of runs above")
+
+
+def _words(figure: Any, title: str, handles: Any, labels: Sequence[str], said: str, across: int) -> None:
+    figure.legend(
+        handles,
+        labels,
+        title=title,
+        title_fontproperties={"weight": "bold", "size": 11},
+        alignment="left",
+        loc="outside upper left",
+        ncols=min(len(labels), 2 * across),
+        frameon=False,
+        borderaxespad=0.2,
+    )
+    wrapped = "\n".join(textwrap.wrap(said, width=int(across * 52)))
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color="#555555")
+
+
+def _nothing() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def _thousands(step: float, place: object = None) -> str:
+    if not step:
+        return "0"
+    return f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1e3:g}k" if step >= 1e3 else f"{step:g}"
+
+
+def _colour(index: int) -> str:
+    return PALETTE[index % len(PALETTE)]
+
+
+def _dashes(index: int) -> Any:
+    return DASHES[index % len(DASHES)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def positions(values: Sequence[Any]) -> tuple[list[float], bool]:
+    """Where variants stand on an axis: at their numbers if all are positive and different, else at their places."""
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    if len(numbers) == len(values) and len(set(numbers)) == len(numbers) > 1 and all(map(math.isfinite, numbers)):
+        return numbers, True
+    return [float(place) for place in range(len(values))], False
