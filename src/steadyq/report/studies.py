@@ -133,14 +133,14 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
             last.plot(ends, np.arange(len(layers)), color=_colour(index), linestyle=_dashes(index), linewidth=1.4)
         last.invert_yaxis()
         last.set_yticks(np.arange(len(layers)), [])
-        last.set_xscale("log")
-        last.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        last.xaxis.set_minor_formatter(lambda value, _: "")
+        last.grid(True)
         last.set_title("each layer, last tenth", fontsize=9)
         last.set_xlabel("spike ratio")
-        figure.colorbar(image, ax=panels[:, :across], label="spike ratio, mean over members and seeds", shrink=0.9)
+        bar = figure.colorbar(image, ax=panels[:, :across], label="spike ratio", shrink=0.9)
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        bar.ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
         handles = last.lines
-        said = statement({env: variants}, None) + " Colour: logarithmic, one scale."
+        said = facts({env: variants}) + " Colour and lines: mean over members and seeds; one logarithmic colour scale."
         _words(figure, f"{title}: {shown_name(env)}", handles, list(maps), said, across + 1)
         for out in outs:
             save(figure, out)
@@ -161,11 +161,10 @@ def spike_map(runs: Sequence[Run]) -> tuple[Array, list[str], Array] | None:
     return np.array(steps, float), layers, np.stack([np.mean(found[step], axis=0) for step in steps])
 
 
-def statement(cells: Cells, summary: Points | Profile | None) -> str:
-    """What a reader must know: games, seeds, protocol, preset, and what lines, bands and the summary are."""
+def facts(cells: Cells) -> str:
+    """Games, seeds, protocol, preset and steps of a figure, and how many of its runs have not finished."""
     runs = [run for variants in cells.values() for each in variants.values() for run in each]
-    games = list(cells)
-    seeds = sorted({run.seed for run in runs})
+    games, seeds = list(cells), sorted({run.seed for run in runs})
     counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
     unfinished = sum(run.result is None for run in runs)
     presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
@@ -173,12 +172,17 @@ def statement(cells: Cells, summary: Points | Profile | None) -> str:
     named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     text = (
-        f"{named}; {each} seed{'s' * (counts[-1] > 1)} a line (of {', '.join(map(str, seeds))}); protocol {protocols}; "
-        f"preset {presets}; {max(run.recipe.steps for run in runs):,} steps. Line: mean over seeds"
-        + ("; band: 95% bootstrap interval over seeds." if counts[-1] > 1 else ".")
+        f"{named}; {each} seed{'s' * (counts[-1] > 1)} of each variant (of {', '.join(map(str, seeds))}); protocol "
+        f"{protocols}; preset {presets}; {max(run.recipe.steps for run in runs):,} steps."
     )
-    if unfinished:
-        text += f" {unfinished} of {len(runs)} runs have not finished."
+    return text + (f" {unfinished} of {len(runs)} runs have not finished." if unfinished else "")
+
+
+def statement(cells: Cells, summary: Points | Profile | None) -> str:
+    """The facts of a figure of curves, and what its lines, bands and summary are."""
+    several = any(len(each) > 1 for variants in cells.values() for each in variants.values())
+    text = facts(cells) + " Line: mean over seeds"
+    text += "; band: 95% bootstrap interval over seeds." if several else "."
     if isinstance(summary, Points):
         text += (
             " Summary: mean evaluation score of the finished runs, full games without exploration, divided by the best "
