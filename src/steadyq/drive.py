@@ -20,7 +20,7 @@ from steadyq.evaluate import play_games, random_policy
 from steadyq.progress import Display, Quiet
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder, Writer, default_path
-from steadyq.sinks import Sinks
+from steadyq.sinks import Sinks, wandb_module
 from steadyq.train import Diverged, Training, final_result
 from steadyq.value.shapes import Batch, Draw
 
@@ -53,6 +53,8 @@ def train(
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
     device_for(recipe)
+    if recipe.record.wandb:
+        wandb_module()
     ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
     settle(threads_for(ensemble, recipe.replay.batch, recipe.compute.threads))
     writer = folder.begin(recipe)
