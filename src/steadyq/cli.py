@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import tyro
 from rich.console import Console, Group
@@ -273,6 +273,8 @@ class CompareOptions:
     """Columns of metrics.jsonl to draw, one panel each."""
     title: str = ""
     """Title of the figure."""
+    markdown: bool = False
+    """Print the table as Markdown."""
 
 
 def compare(words: list[str]) -> int:
@@ -285,14 +287,13 @@ def compare(words: list[str]) -> int:
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)
-    table = Table(
-        "environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random", box=None
-    )
+    columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
+    rows: list[tuple[str, ...]] = []
     for cell in comparison.cells:
         scores = cell.scores
         low, high = curves.bootstrap_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
         baseline = [run.result["random_return"] for run in cell.runs if run.result]
-        table.add_row(
+        row = (
             cell.env,
             comparison.labels[cell.variant],
             f"{len(scores)}" + (f" of {len(cell.runs)} finished" if len(scores) < len(cell.runs) else ""),
@@ -301,6 +302,14 @@ def compare(words: list[str]) -> int:
             f"{low:.2f} to {high:.2f}" if len(scores) > 1 else "-",
             f"{np.mean(baseline):.2f}" if baseline else "-",
         )
+        rows.append(row)
+    if options.markdown:
+        for line in (columns, ("---",) * len(columns), *rows):
+            print("| " + " | ".join(line) + " |")
+        return 0
+    table = Table(*columns, box=None)
+    for cells in rows:
+        table.add_row(*cells)
     OUT.print(table)
     OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
     if options.figure:
@@ -414,7 +423,9 @@ def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Rec
 
 def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None) -> str:
     """Say in one line what is wrong with the options: an unknown name with the nearest one, else tyro's first words."""
-    names = {field.name for field in dataclasses.fields(kind)} - {"recipe"}
+    hints = get_type_hints(kind, include_extras=True)
+    names = {name for name, hint in hints.items() if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
+    names -= {"recipe"}
     values = flatten(recipe.to_dict()) if recipe else {}
     names |= set(values)
     known = {"--" + name.replace("_", "-") for name in names}
