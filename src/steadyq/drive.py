@@ -17,7 +17,7 @@ from steadyq.cpu import settle, threads_for
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
-from steadyq.progress import Display, Quiet
+from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder, Writer, default_path
 from steadyq.sinks import Sinks, wandb_module
@@ -46,7 +46,7 @@ def train(
     recipe = recipe.override(changes)
     folder = RunFolder(run if run is not None else default_path(recipe))
     folder.check(recipe)
-    display = display or Quiet()
+    display = display or Display()
     if folder.result is not None:
         display.note(f"already finished: {folder.path} (result.json is there; remove the folder to train again)")
         return folder
