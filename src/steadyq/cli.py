@@ -19,7 +19,7 @@ from steadyq.errors import UserError, nearest
 from steadyq.options import parse
 from steadyq.recipe import Recipe
 
-OUT = Console(highlight=False)
+OUT = Console(highlight=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

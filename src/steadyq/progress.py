@@ -41,7 +41,7 @@ class Terminal(Display):
     """Shows a progress bar with the numbers that matter."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.last_shown = 0.0
         self.steps = 0
