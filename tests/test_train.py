@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from steadyq import RunFolder, UserError, cli, presets
 from steadyq.drive import Interrupted, train
 from steadyq.explore import epsilon_greedy
-from steadyq.progress import Quiet
+from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.runs import Checkpoint
 from steadyq.train import Diverged, Training
@@ -83,7 +83,7 @@ RECIPES = {
 }
 
 
-class StopAt(Quiet):
+class StopAt(Display):
     """Sends the signal a user would, once the run has made so many steps."""
 
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:
@@ -155,7 +155,7 @@ def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_pat
     class Killed(Exception):
         pass
 
-    class KillAt(Quiet):
+    class KillAt(Display):
         def step(self, training: Training, row: dict[str, Any] | None) -> None:
             if training.step_count == 333:
                 raise Killed
@@ -179,7 +179,7 @@ def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_pat
 
 
 def test_a_run_killed_while_it_is_evaluated_only_evaluates_again(tmp_path: Path) -> None:
-    class KillEvaluation(Quiet):
+    class KillEvaluation(Display):
         @contextmanager
         def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
             def killed(played: int) -> None:
@@ -321,7 +321,7 @@ def test_sigterm_saves_like_ctrl_c(tmp_path: Path) -> None:
 # -- divergence -----------------------------------------------------------------------------------------------------
 
 
-class Poison(Quiet):
+class Poison(Display):
     """Breaks one weight at step 80, as an overflow would."""
 
     def step(self, training: Training, row: dict[str, Any] | None) -> None:

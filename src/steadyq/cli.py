@@ -1,10 +1,7 @@
 """The `steadyq` command: each subcommand is one function; mistakes cost one line and exit with 2."""
 
 import argparse
-import contextlib
 import dataclasses
-import difflib
-import io
 import json
 import math
 import sys
@@ -12,18 +9,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console, Group
 from rich.table import Table
 
 from steadyq.errors import UserError, nearest
-from steadyq.recipe import Recipe, flatten
+from steadyq.options import parse
+from steadyq.recipe import Recipe
 
-T = TypeVar("T")
-
-OUT = Console(highlight=False)
+OUT = Console(highlight=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -276,6 +272,8 @@ class CompareOptions:
     """Columns of metrics.jsonl to draw, one panel each."""
     title: str = ""
     """Title of the figure."""
+    markdown: bool = False
+    """Print the table as Markdown."""
 
 
 def compare(words: list[str]) -> int:
@@ -288,14 +286,13 @@ def compare(words: list[str]) -> int:
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)
-    table = Table(
-        "environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random", box=None
-    )
+    columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
+    rows: list[tuple[str, ...]] = []
     for cell in comparison.cells:
         scores = cell.scores
         low, high = curves.bootstrap_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
         baseline = [run.result["random_return"] for run in cell.runs if run.result]
-        table.add_row(
+        row = (
             cell.env,
             comparison.labels[cell.variant],
             f"{len(scores)}" + (f" of {len(cell.runs)} finished" if len(scores) < len(cell.runs) else ""),
@@ -304,6 +301,14 @@ def compare(words: list[str]) -> int:
             f"{low:.2f} to {high:.2f}" if len(scores) > 1 else "-",
             f"{np.mean(baseline):.2f}" if baseline else "-",
         )
+        rows.append(row)
+    if options.markdown:
+        for line in (columns, ("---",) * len(columns), *rows):
+            print("| " + " | ".join(line) + " |")
+        return 0
+    table = Table(*columns, box=None)
+    for cells in rows:
+        table.add_row(*cells)
     OUT.print(table)
     OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
     if options.figure:
@@ -399,69 +404,6 @@ def doctor(words: list[str]) -> int:
     for backend, works, message in envs.available():
         OUT.print(f"{'[green]works[/]  ' if works else '[red]missing[/]'}  {backend:<10} {message}")
     return 0
-
-
-def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Recipe | None = None) -> T:
-    """Parse a command's options; what tyro would explain in a box becomes one line."""
-    name = (kind.__name__.removesuffix("Options")).lower()
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            parsed = tyro.cli(kind, prog=f"steadyq {name}", args=words, default=default)
-            return cast(T, parsed)
-    except SystemExit as stop:
-        if stop.code == 0:
-            raise
-        raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
-
-
-def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None) -> str:
-    """Say in one line what is wrong with the options: an unknown name with the nearest one, else tyro's first words."""
-    names = {field.name for field in dataclasses.fields(kind)} - {"recipe"}
-    values = flatten(recipe.to_dict()) if recipe else {}
-    names |= set(values)
-    known = {"--" + name.replace("_", "-") for name in names}
-    switches = {f"--{name}".replace("_", "-") for name, value in values.items() if isinstance(value, bool)}
-    known |= {_negated(switch) for switch in switches}
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        option = option.replace("_", "-")
-        if not option.startswith("--"):
-            continue
-        if option not in known:
-            return f"unknown option {word.split('=')[0]}: {_nearest_option(option, known)}"
-        name = option.removeprefix("--").replace("-", "_")
-        if not equals:
-            value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
-        if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
-            try:
-                recipe.override({name: value})
-            except UserError as error:
-                return str(error)
-    return _first_words(box)
-
-
-def _negated(switch: str) -> str:
-    head, dot, leaf = switch.rpartition(".")
-    return f"{head}{dot}no-{leaf}"
-
-
-def _nearest_option(option: str, known: set[str]) -> str:
-    leaf = option.removeprefix("--").split(".")[-1]
-    same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
-    close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "`--help` lists the options"
-
-
-def _first_words(box: str) -> str:
-    """The first paragraph of tyro's box."""
-    said: list[str] = []
-    for line in box.splitlines()[1:]:
-        text = line.strip("│ ").strip()
-        if not text or set(text) <= set("─╭╮╰╯"):
-            break
-        said.append(text)
-    return " ".join(said) or "wrong options: `--help` lists them"
 
 
 def paper(words: list[str]) -> int:

@@ -17,10 +17,10 @@ from steadyq.cpu import settle, threads_for
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
-from steadyq.progress import Display, Quiet
+from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder, Writer, default_path
-from steadyq.sinks import Sinks
+from steadyq.sinks import Sinks, wandb_module
 from steadyq.train import Diverged, Training, final_result
 from steadyq.value.shapes import Batch, Draw
 
@@ -46,13 +46,15 @@ def train(
     recipe = recipe.override(changes)
     folder = RunFolder(run if run is not None else default_path(recipe))
     folder.check(recipe)
-    display = display or Quiet()
+    display = display or Display()
     if folder.result is not None:
         display.note(f"already finished: {folder.path} (result.json is there; remove the folder to train again)")
         return folder
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
     device_for(recipe)
+    if recipe.record.wandb:
+        wandb_module()
     ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
     settle(threads_for(ensemble, recipe.replay.batch, recipe.compute.threads))
     writer = folder.begin(recipe)

@@ -44,7 +44,7 @@ def double_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
 
 
 def qr_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
-    """QR-DQN: DQN with 51 quantiles instead of one number."""
+    """QR-DQN: DQN with quantiles of the return instead of its mean."""
     return _finish(_single(_base("qr_dqn", env, scale), operator="greedy", estimator="quantile"), changes)
 
 

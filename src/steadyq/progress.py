@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
 
 
-class Display(Protocol):
-    """Told about everything a person may want to see."""
+class Display:
+    """Told about everything a person may want to see; this one shows nothing."""
 
     def note(self, text: str) -> None:
         """Show one line."""
@@ -37,34 +37,11 @@ class Display(Protocol):
         """Show the result."""
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    @contextmanager
-    def live(self, steps: int) -> Iterator[None]:
-        """Nothing."""
-        yield
-
-    def step(self, training: "Training", row: dict[str, Any] | None) -> None:
-        """Nothing."""
-
-    @contextmanager
-    def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
-        """Nothing."""
-        yield lambda played: None
-
-    def finished(self, result: dict[str, Any]) -> None:
-        """Nothing."""
-
-
-class Terminal:
+class Terminal(Display):
     """Shows a progress bar with the numbers that matter."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.last_shown = 0.0
         self.steps = 0

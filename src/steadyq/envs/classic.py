@@ -90,8 +90,11 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
     """Yield what the environment draws of a recorded game, cropped to even sides for video."""
     player = GymnasiumGame(game, protocol, render_mode="rgb_array")
     with contextlib.closing(player):
-        for _ in replay(player, seed, actions):
-            yield player.picture()
+        try:
+            for _ in replay(player, seed, actions):
+                yield player.picture()
+        except gymnasium.error.DependencyNotInstalled as missing:
+            raise UserError(f"drawing {game} needs a package that is not installed: {missing}") from missing
 
 
 def frames_per_second(game: str) -> float:

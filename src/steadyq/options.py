@@ -1,0 +1,78 @@
+"""A command's options: tyro parses them, and what it would explain in a box becomes one line."""
+
+import contextlib
+import difflib
+import io
+from typing import Any, TypeVar, cast, get_type_hints
+
+import tyro
+
+from steadyq.errors import UserError
+from steadyq.recipe import Recipe, flatten
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Recipe | None = None) -> T:
+    """Parse a command's options; what tyro would explain in a box becomes one line."""
+    name = (kind.__name__.removesuffix("Options")).lower()
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            parsed = tyro.cli(kind, prog=f"steadyq {name}", args=words, default=default)
+            return cast(T, parsed)
+    except SystemExit as stop:
+        if stop.code == 0:
+            raise
+        raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
+
+
+def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None) -> str:
+    """Say in one line what is wrong with the options: an unknown name with the nearest one, else tyro's first words."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = {name for name, hint in hints.items() if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
+    names -= {"recipe"}
+    values = flatten(recipe.to_dict()) if recipe else {}
+    names |= set(values)
+    known = {"--" + name.replace("_", "-") for name in names}
+    switches = {f"--{name}".replace("_", "-") for name, value in values.items() if isinstance(value, bool)}
+    known |= {_negated(switch) for switch in switches}
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        option = option.replace("_", "-")
+        if not option.startswith("--"):
+            continue
+        if option not in known:
+            return f"unknown option {word.split('=')[0]}: {_nearest_option(option, known)}"
+        name = option.removeprefix("--").replace("-", "_")
+        if not equals:
+            value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
+        if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
+            try:
+                recipe.override({name: value})
+            except UserError as error:
+                return str(error)
+    return _first_words(box)
+
+
+def _negated(switch: str) -> str:
+    head, dot, leaf = switch.rpartition(".")
+    return f"{head}{dot}no-{leaf}"
+
+
+def _nearest_option(option: str, known: set[str]) -> str:
+    leaf = option.removeprefix("--").split(".")[-1]
+    same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
+    close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "`--help` lists the options"
+
+
+def _first_words(box: str) -> str:
+    """The first paragraph of tyro's box."""
+    said: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ").strip()
+        if not text or set(text) <= set("─╭╮╰╯"):
+            break
+        said.append(text)
+    return " ".join(said) or "wrong options: `--help` lists them"

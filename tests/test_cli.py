@@ -1,0 +1,193 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadyq.cli import main
+
+QUICK = [
+    *("--network.hidden", "16", "--ensemble.members", "2", "--estimator.quantiles", "5", "--replay.warmup", "64"),
+    *("--record.every", "100", "--evaluation.episodes", "2", "--evaluation.random_episodes", "2"),
+    "--record.no-tensorboard",
+]
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    code = stop.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "cartpole"
+    assert run("train", "CartPole-v1", "--steps", "300", "--run", str(folder), *QUICK) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "unknown command 'trian': did you mean 'train'?"),
+        (["train"], "train needs an environment"),
+        (["train", "Breakout"], "write MinAtar/Breakout or Atari/Breakout"),
+        (["train", "MinAtar/Brekout"], "did you mean 'Breakout'?"),
+        (["train", "Atari/Brekout"], "did you mean 'Breakout'?"),
+        (["train", "CartPol-v1"], "CartPole-v1"),
+        (["train", "Pendulum-v1"], "Discrete"),
+        (["train", "CartPole-v1", "--preset", "stedy"], "unknown preset 'stedy': did you mean 'steady'?"),
+        (["train", "CartPole-v1", "--scale", "papr"], "unknown scale 'papr': did you mean 'paper'?"),
+        (["train", "CartPole-v1", "--preset"], "preset"),
+        (["train", "CartPole-v1", "--members", "4"], "did you mean --ensemble.members?"),
+        (["train", "CartPole-v1", "--replay.ration", "4"], "did you mean --replay.ratio?"),
+        (["train", "CartPole-v1", "--replay.ratio", "0"], "replay.ratio must be between 1 and 1024, got 0"),
+        (["train", "CartPole-v1", "--replay.ratio", "two"], "replay.ratio must be a whole number, got 'two'"),
+        (["train", "CartPole-v1", "--optim.gamma", "1.5"], "optim.gamma must be between 0 and 1"),
+        (["train", "CartPole-v1", "--steps", "-5"], "steps must be at least 1"),
+        (["train", "CartPole-v1", "--operator.forbid", "on"], "operator.forbid cannot be 'on'"),
+        (["train", "CartPole-v1", "--preset", "dqn", "--operator.exchange", "derangement"], "contradicts"),
+        (["train", "CartPole-v1", "--network.kind", "resnet"], "needs image observations"),
+        (["train", "CartPole-v1", "--protocol.sticky", "0.1"], "protocol.sticky"),
+        (["train", "CartPole-v1", "--compute.device", "cuda"], "no GPU is visible"),
+        (["train", "CartPole-v1", "--record.wandb"], "pip install 'steadyq[wandb]'"),
+        (["evaluate", "nowhere"], "no run at nowhere"),
+        (["evaluate", "."], "is not a run folder"),
+        (["play", "nowhere", "--out", "game.mp4"], "no run at nowhere"),
+        (["play", "nowhere"], "--out"),
+        (["presets", "stedy"], "did you mean 'steady'?"),
+        (["presets", "steady", "--scale", "huge"], "scale"),
+        (["report"], "run"),
+        (["compare", "nowhere"], "nowhere"),
+        (["paper", "table9"], "unknown table 'table9'"),
+        (["doctor", "now"], "doctor takes no options"),
+    ],
+)
+def test_bad_input_costs_one_line_exit_two_and_nothing_written(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("steadyq: ")
+    assert said in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_real_process_prints_the_line_without_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "steadyq", "train", "CartPole-v1", "--replay.ratio", "0"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "steadyq: replay.ratio must be between 1 and 1024, got 0\n"
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "Breakout", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_training_says_what_it_does_and_leaves_a_complete_result(trained: Path) -> None:
+    result = json.loads((trained / "result.json").read_text())
+    for name in (
+        *("env", "preset", "scale", "seed", "steps", "frames", "updates", "episodes", "returns", "mean_return"),
+        *("random_return", "versions", "commit", "hardware", "wall_seconds"),
+    ):
+        assert name in result, name
+    assert result["steps"] == 300
+    assert result["updates"] == 300 - 64
+    assert len(result["returns"]) == result["episodes"] == 2
+    assert result["mean_return"] == sum(result["returns"]) / 2
+
+
+def test_start_prints_protocol_cost_and_the_warning_about_dense_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", "CartPole-v1", "--steps", "80", "--run", str(tmp_path / "run"), *QUICK) == 0
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    for part in ("protocol gymnasium", "parameters", "80 steps", "16 updates", "writing to", "evaluation"):
+        assert part in shown, part
+    assert "100% of a random policy's steps are rewarded here" in shown
+
+
+def test_no_warning_where_rewards_are_rare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*QUICK, "--network.channels", "2"]
+    assert run("train", "MinAtar/Freeway", "--steps", "80", "--run", str(tmp_path / "run"), *words) == 0
+    assert "of a random policy's steps are rewarded" not in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (trained / "result.json").read_bytes()
+    assert run("train", "CartPole-v1", "--steps", "300", "--run", str(trained), *QUICK) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert (trained / "result.json").read_bytes() == before
+
+
+def test_a_folder_of_another_recipe_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "CartPole-v1", "--steps", "300", "--seed", "7", "--run", str(trained), *QUICK) == 2
+    assert "belongs to another recipe (seed: 7 != 0)" in capsys.readouterr().err
+
+
+def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scores.json"
+    assert run("evaluate", str(trained), "--episodes", "3", "--json", str(out)) == 0
+    assert "over 3 full games" in re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert len(json.loads(out.read_text())["returns"]) == 3
+
+
+@pytest.mark.parametrize("name", ["game.mp4", "game.gif"])
+def test_play_writes_a_video(trained: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    assert run("play", str(trained), "--out", str(out), "--max-seconds", "1") == 0
+    head = out.read_bytes()[:12]
+    assert head[4:8] == b"ftyp" if name.endswith("mp4") else head[:3] == b"GIF"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_play_refuses_other_formats_and_missing_folders(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("play", str(trained), "--out", "game.avi") == 2
+    assert "must end in .mp4 or .gif" in capsys.readouterr().err
+    assert run("play", str(trained), "--out", "no/such/game.mp4") == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_compare_prints_every_seed(trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    assert run("compare", str(trained)) == 0
+    score = json.loads((trained / "result.json").read_text())["mean_return"]
+    assert f"{score:.2f}" in capsys.readouterr().out
+
+
+def test_presets_lists_and_prints_the_papers_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("presets") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("steady", "dqn", "double_dqn", "qr_dqn"))
+    assert run("presets", "steady", "--scale", "paper") == 0
+    table = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "Replay ratio 4" in table
+    assert "Ensemble size 16" in table
+
+
+def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor") == 0
+    shown = capsys.readouterr().out
+    assert all(backend in shown for backend in ("MinAtar", "Atari", "Procgen", "Gymnasium"))
+    assert "torch" in shown
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "play", "compare", "report", "presets", "paper", "demo"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert f"steadyq {command}" in capsys.readouterr().out
+
+
+def test_train_help_lists_dotted_options_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--ensemble.members" in shown
+    assert "--replay.ratio" in shown
