@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from steadyq.errors import UserError, nearest
-from steadyq.options import parse
+from steadyq.options import parse, split_settings
 from steadyq.recipe import Recipe
 
 OUT = Console(highlight=False, soft_wrap=True)
@@ -513,35 +513,6 @@ def _report_sweep(path: Path, out: Path | None) -> int:
     for file in files:
         OUT.print(f"wrote {file}", soft_wrap=True)
     return 0
-
-
-def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str, Any]]:
-    """Take `--section.field value` out of the words; a switch has no value, a list has several."""
-    known, rest, settings = flatten(base.to_dict()), [], dict[str, Any]()
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        option, equals, value = word.partition("=")
-        if not option.startswith("--") or "." not in option:
-            rest.append(word)
-            continue
-        name = option.removeprefix("--").replace("-", "_")
-        positive = name.replace(".no_", ".")
-        if name not in known and isinstance(known.get(positive), bool) and not equals:
-            settings[positive] = False
-            continue
-        if name not in known:
-            raise UserError(f"unknown option {option}: {_nearest_option(option, {'--' + each for each in known})}")
-        values = [value] if equals else []
-        several = isinstance(known[name], tuple)
-        while not equals and queue and not queue[0].startswith("--") and not isinstance(known[name], bool):
-            values.append(queue.pop(0))
-            if not several:
-                break
-        if not values and not isinstance(known[name], bool):
-            raise UserError(f"{option} needs a value")
-        settings[name] = " ".join(values) or True
-    return rest, settings
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from steadyq import cli
 from steadyq.errors import UserError
+from steadyq.options import split_settings
 from steadyq.presets import steady
 from steadyq.runs import Busy, RunFolder
 from steadyq.suite import cost, launch
@@ -237,7 +238,7 @@ def test_another_sweeps_folder_is_refused(study: Study, tmp_path: Path) -> None:
 
 def test_dotted_options_of_every_kind_are_taken_out() -> None:
     words = "minatar --replay.ratio 2 --network.hidden 64 32 --record.no-tensorboard --optim.rate=1e-3 --jobs 2"
-    rest, settings = cli.split_settings(words.split(), steady("MinAtar/Breakout"))
+    rest, settings = split_settings(words.split(), steady("MinAtar/Breakout"))
     assert rest == ["minatar", "--jobs", "2"]
     recipe = steady("MinAtar/Breakout").override(settings)
     assert (recipe.replay.ratio, recipe.network.hidden, recipe.record.tensorboard) == (2, (64, 32), False)
