@@ -166,8 +166,8 @@ def crossing_fraction(z: Tensor) -> Tensor:
 def unit_scores(values: Tensor) -> Tensor:
     """Mean size of each unit over the batch and positions, over the layer's mean, `[member, batch, unit, ...]`.
 
-    Returns `[member, unit]`. Of activations this is ReDo's score, of the loss's gradients with respect to them
-    GraMa's. A layer that is all zero scores zero everywhere.
+    Returns `[member, unit]`. Of activations this is ReDo's score, of the gradients that reach the units GraMa's. A
+    layer that is all zero scores zero everywhere.
     """
     size = values.abs().double()
     size = size.flatten(3).mean(3) if size.dim() > 3 else size

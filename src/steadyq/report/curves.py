@@ -28,7 +28,7 @@ GRID_POINTS, ALL_POINTS = 500, 6000
 
 RESAMPLES = 2000
 
-_NOT_LEARNING = ("compute.", "record.", "evaluation.")
+_NOT_LEARNING = ("compute.", "record.", "evaluation.", "monitor.")
 
 _SHARES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "same_action_rewarded": lambda row: row.get("rewarded", 0) > 0,
