@@ -58,6 +58,15 @@ class RunFolder:
         return Recipe.from_toml(file.read_text())
 
     @property
+    def meta(self) -> dict[str, Any] | None:
+        """What a monitored run of other code says of itself, in place of a recipe."""
+        file = self.path / "meta.json"
+        if (self.path / "recipe.toml").is_file() or not file.is_file():
+            return None
+        meta: dict[str, Any] = json.loads(file.read_text())
+        return meta
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"

@@ -57,6 +57,7 @@ class Training:
         self.stack = FrameStack(self.spec, self.device)
         self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
         self.watch = self._watch()
+        self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
         self.step_count = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
@@ -78,6 +79,7 @@ class Training:
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due after it; returns the metrics row if one was due."""
         lanes, recipe = self.spec.lanes, self.recipe
+        self.diagnosed = None
         action = epsilon_greedy(self.act_values(), self.epsilon.at(self.step_count), self.rng)
         step = self.env.step(action)
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
@@ -134,14 +136,15 @@ class Training:
     def learn_and_watch(self) -> None:
         """One update, with the diagnostics around it if they are due."""
         watch = self.watch
-        if watch is None or not watch.due(self.step_count):
+        if watch is None or not watch.due(self.step_count) or self.learner.copies_next:
             return self.learn()
         watch.before(self.learner)
         self.learn()
         members, own = self.recipe.ensemble.members, np.random.default_rng([self.recipe.seed, self.step_count, 1])
         order = order_for(self.recipe.operator.exchange, members, own).to(self.device)
         draw = Draw(order, torch.tensor(self.forbids, device=self.device))
-        self.writer.diagnostic(watch.measure(self.step_count, self.learner, self.ring, draw))
+        self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
+        self.writer.diagnostic(self.diagnosed)
 
     def _learn_on_device(self, drawn: Tensor) -> Tensor:
         """The device's part of an update: `drawn` holds one uniform per sample, the order, and whether to forbid."""
