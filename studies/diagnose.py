@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import steadyq as sq
+from steadyq.monitor.verdict import LEVELS, RULES, Finding, Thresholds, number, sustained
+from steadyq.report.curves import Run, plain, read
+from steadyq.report.html import verdict
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,105 @@ def train(case: Case, runs: Path) -> sq.RunFolder:
     return sq.train(recipe, run=runs / case.name)
 
 
+HEAD = """# What `steadyq diagnose` says of sick and healthy runs
+
+Written by `python studies/diagnose.py`, which also trains the runs (one seed each, minutes on a CPU). Each run was
+declared healthy or sick, and by which mechanism, before it was made; the verdict is the rules of
+`src/steadyq/monitor/verdict.py` at their default thresholds.
+"""
+
+LEVELS_TEXT = """
+## Where the thresholds come from
+
+For every rule, the worst level its figure kept for three measurements in a row (for violent updates: in one), which is
+what the threshold is held against. Bold is beyond it. Thresholds lie between the healthy and the sick, nearer to the
+sick: a false alarm costs trust. One seed on two small environments is a beginning, not a proof: every threshold is a
+field of `Thresholds`.
+"""
+
+
 def main() -> None:
-    """Train and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Train what is missing and write the page."""
+    parser = argparse.ArgumentParser(description="Train sick and healthy runs; write what diagnose says of them.")
     parser.add_argument("--runs", type=Path, default=Path("runs/diagnose"))
+    parser.add_argument("--out", type=Path, default=Path("docs/diagnose.md"))
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
     for case in CASES:
         if not options.only or case.name in options.only:
             train(case, options.runs)
+    if not options.only:
+        options.out.write_text(page([(case, read(options.runs / case.name)) for case in CASES]))
+
+
+def page(judged: list[tuple[Case, Run]]) -> str:
+    """The whole document."""
+    return HEAD + verdicts(judged) + LEVELS_TEXT + levels(judged) + cost(judged)
+
+
+def verdicts(judged: list[tuple[Case, Run]]) -> str:
+    """Expected and given, one row each."""
+    lines = [
+        "",
+        "| run | environment | steps | expected | verdict | as expected | return |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, run in judged:
+        found = verdict(run)
+        named = {finding.mechanism for finding in found}
+        agrees = not found if case.expected == "nothing" else case.expected in named
+        said = "<br>".join(map(_brief, found)) or "nothing"
+        score = f"{run.result['mean_return']:.4g}" if run.result else "-"
+        lines.append(
+            f"| {case.what} | {case.env} | {case.steps:,} | {case.expected} | {said} | {'yes' if agrees else '**no**'} "
+            f"| {score} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _brief(finding: Finding) -> str:
+    until = f" to {finding.until:,}" if finding.until is not None else ""
+    return (
+        f"{finding.name} ({LEVELS[finding.mechanism]}) from step {finding.since:,}{until}: {number(finding.worst)} "
+        f"against {number(finding.threshold)}"
+    )
+
+
+def levels(judged: list[tuple[Case, Run]]) -> str:
+    """The level each rule saw in each run."""
+    thresholds = Thresholds()
+    lines = ["", "| rule | threshold | " + " | ".join(case.name for case, _ in judged) + " |"]
+    lines.append("|---|---|" + "---|" * len(judged))
+    for rule in RULES:
+        limit = getattr(thresholds, rule.threshold)
+        cells = []
+        for _, run in judged:
+            level = sustained(rule, run.diagnostics, thresholds.rows)
+            beyond = level is not None and (level < limit if rule.below else level > limit)
+            cells.append("-" if level is None else f"**{number(level)}**" if beyond else number(level))
+        sign = "below" if rule.below else "above"
+        lines.append(f"| {rule.name} | {sign} {plain(limit)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cost(judged: list[tuple[Case, Run]]) -> str:
+    """Measuring time over training time, summed from the rows' own clocks."""
+    said = "Time spent measuring (`seconds` of diagnostics.jsonl) over training time, at the default cadence."
+    lines = [
+        "",
+        "## Cost",
+        "",
+        said,
+        "",
+        "| run | rows | measuring, s | training, s | share |",
+        "|---|---|---|---|---|",
+    ]
+    for case, run in judged:
+        spent, whole = sum(row["seconds"] for row in run.diagnostics), run.rows[-1]["seconds"]
+        lines.append(
+            f"| {case.name} | {len(run.diagnostics)} | {spent:.2f} | {whole:.1f} | {100 * spent / whole:.2f}% |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 import steadyq as sq
 from steadyq import cli
-from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings
+from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings, sustained
 from steadyq.progress import Quiet
 
 HEALTHY: dict[str, Any] = {
@@ -89,6 +89,18 @@ def test_since_and_until_and_the_figure_against_its_threshold() -> None:
     assert findings(rows(spike=[7.0, 7.0, 1.0, 7.0, 7.0, 1.0, 1.0, 1.0, 1.0, 1.0])) == []
     assert findings(rows(spike=spike), thresholds=Thresholds(spike=10.0)) == []
     assert findings(rows(spike=spike), thresholds=Thresholds(rows=5)) == []
+
+
+def test_the_sustained_level_is_what_the_threshold_sees() -> None:
+    spikes, gap, update = (
+        next(rule for rule in RULES if rule.name == name)
+        for name in ("weight spikes", "no target network", "violent updates")
+    )
+    made = rows(4, spike=[9.0, 5.0, 6.0, 7.0], target_gap_relative=[0.1, 0.2, 0.3, 0.0], update_ratio=[0.1, 0.9, 0, 0])
+    assert sustained(spikes, made, 3) == 5.0
+    assert sustained(gap, made, 3) == 0.3
+    assert sustained(update, made, 3) == 0.9  # one row is enough for this rule
+    assert sustained(spikes, made, 5) is None
 
 
 def test_overestimation_in_units_of_the_return() -> None:

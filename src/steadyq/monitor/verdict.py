@@ -302,6 +302,16 @@ def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Ma
     )
 
 
+def sustained(rule: Rule, rows: Sequence[Row], count: int) -> float | None:
+    """The worst level that a rule's figure kept for `count` rows in a row: what is held against the threshold."""
+    values = [value for i in range(len(rows)) if (value := rule.figure(rows, i)) is not None]
+    count = 1 if rule.at_once else count
+    windows = [values[i : i + count] for i in range(len(values) - count + 1)]
+    if not windows:
+        return None
+    return min(map(max, windows)) if rule.below else max(map(min, windows))
+
+
 def _set(option: str, settings: Mapping[str, Any]) -> bool:
     """Whether the run already has this option: the same value, or at least as many members."""
     name, _, value = option.partition(" ")
