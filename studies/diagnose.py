@@ -48,8 +48,11 @@ CASES = (
     Case("rate", "dqn, learning rate 50 times the preset's", "dqn", "CartPole-v1", 10_000, "parameter",
          {"optim.rate": 0.05}),
     Case("ratio", "dqn, replay ratio 16, no resets", "dqn", "CartPole-v1", 6_000, "parameter", {"replay.ratio": 16}),
+    Case("ratio-held", "the same with constraint and ceiling on", "dqn", "CartPole-v1", 4_000, "parameter",
+         {"replay.ratio": 16, "operator.kind": "controlled", "operator.forbid": "rewarded",
+          "operator.ceiling": "running_max"}),
     Case("no-target", "dqn, no target network", "dqn", "CartPole-v1", 10_000, "operator", {"optim.tau": 1.0}),
-    Case("asterix", "dqn, sparse reward: values run ahead of returns", "dqn", "MinAtar/Asterix", 20_000, "operator"),
+    Case("asterix", "dqn, sparse reward: values run ahead of returns", "dqn", "MinAtar/Asterix", 12_000, "operator"),
 )  # fmt: skip
 
 

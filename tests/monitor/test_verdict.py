@@ -55,7 +55,7 @@ SICK: dict[str, dict[str, Any]] = {
     "dormant units": {"dormant": 0.95},
     "rank collapse": {"effective_rank": 3.0},
     "violent updates": {"update_ratio": 0.2},
-    "growing weights": {"weight_norm": [10.0 + 11 * i for i in range(10)]},
+    "growing weights": {"weight_norm": [10.0 + 21 * i for i in range(10)]},
 }
 
 

@@ -158,3 +158,13 @@ def test_due_once_in_each_interval() -> None:
     watch.measured = 12
     assert not watch.due(19)
     assert watch.due(20)
+
+
+def test_a_measurement_waits_while_the_target_is_being_copied(tmp_path: Path) -> None:
+    """Right after a hard copy the two networks are the same, and would look like no target network."""
+    changes = {**SMALL, "ensemble.members": 1, "replay.every": 1, "replay.ratio": 1, "optim.hard_copy_every": 16}
+    run = train(presets.dqn("CartPole-v1").override({**changes, "steps": 130}), run=tmp_path / "run")
+    rows = run.diagnostics()
+    # Step 80 makes update 16 and copies; step 120 makes update 56 and does not.
+    assert [row["step"] for row in rows] == [65, 81, 120]
+    assert all(row["target_gap_relative"] > 0 for row in rows)

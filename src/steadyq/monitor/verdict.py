@@ -49,7 +49,7 @@ class Thresholds:
     """Least effective rank of the features, as a share of the possible."""
     update: float = 0.05
     """Size of one update over the size of the weights."""
-    growth: float = 1.0
+    growth: float = 2.0
     """Growth of the weight norm in 1,000 steps, in units of its first measured value."""
 
 
