@@ -39,6 +39,8 @@ SMALL: dict[str, Any] = {
     "explore.decay_steps": 100,
     "record.every": 40,
     "record.keep_replay": True,
+    "monitor.every": 30,
+    "monitor.batch": 16,
     "record.tensorboard": False,
     "evaluation.episodes": 2,
     "evaluation.random_episodes": 1,
@@ -107,6 +109,9 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert state_of(checkpoint) == state_of(twin)
     assert without(RunFolder(one).metrics(), "seconds") == without(RunFolder(other).metrics(), "seconds")
     assert events_of(one) == events_of(other)
+    rows, others = (RunFolder(path).diagnostics() for path in (one, other))
+    assert rows
+    assert without(rows, "seconds") == without(others, "seconds")
     results = [RunFolder(path).result for path in (one, other)]
     assert results[0] is not None
     assert results[1] is not None
@@ -169,7 +174,7 @@ def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_pat
     torn = tmp_path / "parts" / "checkpoints" / "unfinished"
     torn.mkdir()
     (torn / "online.safetensors").write_bytes(b"half")
-    for name in ("metrics", "events"):
+    for name in ("metrics", "events", "diagnostics"):
         with open(tmp_path / "parts" / f"{name}.jsonl", "a") as file:
             file.write('{"step": 33')
     assert RunFolder(tmp_path / "parts").metrics()[-1]["step"] == 320  # the torn line is no row

@@ -11,9 +11,10 @@ from steadyq import presets
 from steadyq.agent import Agent, load
 from steadyq.drive import train
 from steadyq.errors import UserError
+from steadyq.monitor.loop import StabilityMonitor
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder
 
 __version__ = "0.1.0"
 
-__all__ = ["Agent", "Recipe", "RunFolder", "UserError", "load", "presets", "train"]
+__all__ = ["Agent", "Recipe", "RunFolder", "StabilityMonitor", "UserError", "load", "presets", "train"]

@@ -261,6 +261,89 @@ def report(words: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class DiagnoseOptions:
+    """Say what is unstable in a run, since which step, how strongly, by which mechanism, and what to try."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, ours or one that the stability monitor wrote for other code."""
+    json: bool = False
+    """Print the findings as JSON."""
+    probe: bool = False
+    """Also measure plasticity: how well the newest weights still fit random targets, beside fresh ones."""
+
+
+def diagnose(words: list[str]) -> int:
+    """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
+    from steadyq.monitor.verdict import LEVELS, number
+    from steadyq.report.curves import read
+    from steadyq.report.html import verdict
+
+    options = parse(DiagnoseOptions, words)
+    run = read(options.run)
+    if not run.diagnostics and not run.of("diverged"):
+        raise UserError(f"{options.run} has no diagnostics: train it with monitor.every above 0")
+    found = verdict(run)
+    probe = _probe(options.run) if options.probe else None
+    if options.json:
+        record = {"run": str(options.run), "findings": [finding.to_dict() for finding in found]}
+        print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
+        return 0
+    last = run.diagnostics[-1]["step"] if run.diagnostics else 0
+    OUT.print(f"[bold]{run.recipe.env}[/]  {run.recipe.preset}, {len(run.diagnostics)} measurements to step {last:,}")
+    if not found:
+        OUT.print("[green]nothing unstable was found[/]")
+    for finding in found:
+        OUT.print(f"[red]{finding.name}[/]  {LEVELS[finding.mechanism]}", soft_wrap=True)
+        until = f" until step {finding.until:,}" if finding.until is not None else ", still"
+        OUT.print(
+            f"  {finding.what} since step {finding.since:,}{until}: worst {number(finding.worst)}, threshold "
+            f"{number(finding.threshold)}",
+            soft_wrap=True,
+        )
+        OUT.print(f"  {finding.advice()}", soft_wrap=True)
+    if probe:
+        OUT.print(
+            f"plasticity probe: {probe['trained']:.0%} of the error to random targets is left after {probe['steps']} "
+            f"updates, {probe['fresh']:.0%} from fresh weights"
+        )
+    return 0
+
+
+def _probe(path: Path) -> dict[str, Any]:
+    """Fit random targets from the newest weights and from fresh ones, on observations of a random policy."""
+    import torch
+
+    from steadyq import envs
+    from steadyq.agent import load
+    from steadyq.explore import FrameStack
+    from steadyq.monitor.diagnostics import plasticity_probe
+    from steadyq.runs import RunFolder
+
+    steps, size = 100, 128
+    recipe = RunFolder(path).recipe
+    agent = load(path, "cpu")
+    env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    stack = FrameStack(env.spec)
+    seen: list[torch.Tensor] = []
+    observation = stack.push(env.reset())
+    while len(seen) * env.spec.lanes < size:
+        seen.append(observation.clone())
+        action = torch.randint(env.spec.num_actions, (env.spec.lanes,), generator=generator).numpy()
+        step = env.step(action)
+        observation = stack.push(step.frame, step.terminated | step.truncated)
+    env.close()
+    forward, shown = agent.ensemble.forward, torch.cat(seen)[:size]
+    left = {
+        name: plasticity_probe(
+            forward, params, shown, generator=torch.Generator().manual_seed(0), steps=steps, rate=recipe.optim.rate
+        )
+        for name, params in (("trained", agent.params), ("fresh", agent.ensemble.initial(generator)))
+    }
+    return {"steps": steps, **{name: float(values.mean()) for name, values in left.items()}}
+
+
+@dataclass(frozen=True)
 class CompareOptions:
     """Print the scores of several runs by environment, variant and seed; draw their curves."""
 
@@ -521,6 +604,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "play": play,
     "compare": compare,
     "report": report,
+    "diagnose": diagnose,
     "sweep": sweep,
     "presets": presets,
     "paper": paper,

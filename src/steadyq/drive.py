@@ -17,8 +17,9 @@ from steadyq.cpu import settle, threads_for
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
+from steadyq.monitor.verdict import Alarms
 from steadyq.progress import Display
-from steadyq.recipe import Recipe
+from steadyq.recipe import Recipe, flatten
 from steadyq.runs import RunFolder, Writer, default_path
 from steadyq.sinks import Sinks, wandb_module
 from steadyq.train import Diverged, Training, final_result
@@ -95,6 +96,7 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
 def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, stop: threading.Event) -> None:
     recipe = training.recipe
     every = recipe.record.checkpoint_every
+    alarms = Alarms(writer.folder.diagnostics(), settings=flatten(recipe.to_dict()))
     while training.step_count < recipe.steps:
         before = training.step_count
         try:
@@ -106,6 +108,8 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
         if row is not None:
             sinks.write(row)
         display.step(training, row)
+        for finding in alarms.add(training.diagnosed) if training.diagnosed else ():
+            display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")
         if before // every != training.step_count // every:
             writer.save(training.checkpoint(), training.step_count)
         if stop.is_set():

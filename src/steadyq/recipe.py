@@ -262,6 +262,21 @@ class RecordSection:
 
 
 @dataclass(frozen=True)
+class MonitorSection:
+    """Instability diagnostics while a run trains; they watch and never change what is learned."""
+
+    every: int = 1000
+    """Steps between rows of diagnostics; 0 measures none."""
+    batch: int = 128
+    """Transitions drawn uniformly from replay for one row."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        within("monitor.every", self.every, 0)
+        within("monitor.batch", self.batch, 2)
+
+
+@dataclass(frozen=True)
 class ComputeSection:
     """Where it runs; not part of what a run is, so a run may continue elsewhere."""
 
@@ -302,6 +317,7 @@ class Recipe:
     explore: ExploreSection = field(default_factory=ExploreSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     record: RecordSection = field(default_factory=RecordSection)
+    monitor: MonitorSection = field(default_factory=MonitorSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
 
     def __post_init__(self) -> None:

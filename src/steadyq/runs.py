@@ -2,6 +2,7 @@
 
     recipe.toml       the resolved recipe, protocol included
     metrics.jsonl     one row per `record.every` steps (docs/metrics.md)
+    diagnostics.jsonl one row per `monitor.every` steps (docs/metrics.md)
     events.jsonl      finished games, resets, starts and resumes
     checkpoints/N/    complete state at step N: written beside, synced, then renamed, so it is whole or absent
     result.json       the evaluation, once the run has finished
@@ -31,6 +32,8 @@ from torch import Tensor
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 
+LOGS = ("metrics", "events", "diagnostics")
+
 
 class Busy(UserError):
     """Another process is training in the folder."""
@@ -59,6 +62,15 @@ class RunFolder:
         return Recipe.from_toml(file.read_text())
 
     @property
+    def meta(self) -> dict[str, Any] | None:
+        """What a monitored run of other code says of itself, in place of a recipe."""
+        file = self.path / "meta.json"
+        if (self.path / "recipe.toml").is_file() or not file.is_file():
+            return None
+        meta: dict[str, Any] = json.loads(file.read_text())
+        return meta
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"
@@ -67,6 +79,10 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
         return list(_rows(self.path / "metrics.jsonl"))
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Rows of diagnostics.jsonl."""
+        return list(_rows(self.path / "diagnostics.jsonl"))
 
     def events(self) -> list[dict[str, Any]]:
         """Rows of events.jsonl."""
@@ -137,12 +153,12 @@ class Writer:
         """The newest checkpoint, with the logs cut back to what it had seen; None at a first start."""
         checkpoints = self.folder.checkpoints()
         if not checkpoints:
-            self._cut({"metrics": 0, "events": 0})
+            self._cut(dict.fromkeys(LOGS, 0))
             return None
         newest = checkpoints[-1]
         tensors = {file.stem: load_file(file) for file in sorted(newest.glob("*.safetensors"))}
         plain = json.loads((newest / "state.json").read_text())
-        self._cut(plain["log_bytes"])
+        self._cut(dict.fromkeys(LOGS, 0) | plain["log_bytes"])
         return Checkpoint(tensors, plain)
 
     def save(self, checkpoint: Checkpoint, step: int, into: str = "checkpoints") -> Path:
@@ -158,7 +174,7 @@ class Writer:
                 {key: t.detach().contiguous().cpu() for key, t in group.items()}, unfinished / f"{name}.safetensors"
             )
         sizes = {}
-        for name in ("metrics", "events"):
+        for name in LOGS:
             file = self._open(name)
             file.flush()
             os.fsync(file.fileno())
@@ -182,6 +198,10 @@ class Writer:
     def metric(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""
         self._append("metrics", row)
+
+    def diagnostic(self, row: Mapping[str, Any]) -> None:
+        """Append a row of diagnostics."""
+        self._append("diagnostics", row)
 
     def event(self, kind: str, step: int, **values: Any) -> None:
         """Append an event."""

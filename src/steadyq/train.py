@@ -14,6 +14,7 @@ from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
 from steadyq.evaluate import greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, FrameStack, epsilon_greedy
+from steadyq.monitor.watch import Watch
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
@@ -55,6 +56,8 @@ class Training:
         )
         self.stack = FrameStack(self.spec, self.device)
         self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
+        self.watch = self._watch()
+        self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
         self.step_count = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
@@ -76,6 +79,7 @@ class Training:
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due after it; returns the metrics row if one was due."""
         lanes, recipe = self.spec.lanes, self.recipe
+        self.diagnosed = None
         action = epsilon_greedy(self.act_values(), self.epsilon.at(self.step_count), self.rng)
         step = self.env.step(action)
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
@@ -85,6 +89,8 @@ class Training:
         if recipe.operator.ceiling == "running_max":
             self.ceiling.add(reward, ended)
             self.learner.ceiling.fill_(self.ceiling.value)
+        if self.watch:
+            self.watch.returns.add(reward, step.terminated, step.truncated)
         before = self.step_count
         self.step_count += lanes
         self.rewarded_share += (
@@ -94,8 +100,9 @@ class Training:
 
         vector_step = self.step_count // lanes
         if self.step_count > recipe.replay.warmup and vector_step % recipe.replay.every == 0:
-            for _ in range(recipe.replay.ratio):
+            for _ in range(recipe.replay.ratio - 1):
                 self.learn()
+            self.learn_and_watch()
         if self.step_count > recipe.replay.warmup and vector_step % recipe.regulation.every == 0:
             self.regulate()
         if before // recipe.record.every != self.step_count // recipe.record.every:
@@ -117,9 +124,27 @@ class Training:
         operator, members = self.recipe.operator, self.recipe.ensemble.members
         uniform = self.rng.random(self.recipe.replay.batch)
         order = order_for(operator.exchange, members, self.rng)
-        forbid = operator.forbid == "rewarded" or (operator.forbid == "auto" and self.rewarded_share < 0.5)
-        self._learn(torch.from_numpy(np.concatenate([uniform, order, [forbid]])))
+        self._learn(torch.from_numpy(np.concatenate([uniform, order, [self.forbids]])))
         self.learner.count()
+
+    @property
+    def forbids(self) -> bool:
+        """Whether the rewarded action is forbidden now."""
+        forbid = self.recipe.operator.forbid
+        return forbid == "rewarded" or (forbid == "auto" and self.rewarded_share < 0.5)
+
+    def learn_and_watch(self) -> None:
+        """One update, with the diagnostics around it if they are due."""
+        watch = self.watch
+        if watch is None or not watch.due(self.step_count) or self.learner.copies_next:
+            return self.learn()
+        watch.before(self.learner)
+        self.learn()
+        members, own = self.recipe.ensemble.members, np.random.default_rng([self.recipe.seed, self.step_count, 1])
+        order = order_for(self.recipe.operator.exchange, members, own).to(self.device)
+        draw = Draw(order, torch.tensor(self.forbids, device=self.device))
+        self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
+        self.writer.diagnostic(self.diagnosed)
 
     def _learn_on_device(self, drawn: Tensor) -> Tensor:
         """The device's part of an update: `drawn` holds one uniform per sample, the order, and whether to forbid."""
@@ -197,6 +222,14 @@ class Training:
         self._clock = now
         return self.wall
 
+    def _watch(self) -> Watch | None:
+        section, gamma = self.recipe.monitor, self.recipe.optim.gamma
+        if section.every == 0:
+            return None
+        return Watch(
+            every=section.every, batch=section.batch, seed=self.recipe.seed, lanes=self.spec.lanes, gamma=gamma
+        )
+
     def _count_games(self, reward: np.ndarray, game_over: np.ndarray) -> None:
         self.score += reward
         self.game_steps += 1
@@ -233,6 +266,9 @@ class Training:
                 },
                 "env": {name: torch.from_numpy(array) for name, array in self.env.state().items()},
                 "ceiling": {name: torch.from_numpy(array) for name, array in self.ceiling.state().items()},
+                "monitor": {
+                    name: torch.from_numpy(array) for name, array in (self.watch.state() if self.watch else {}).items()
+                },
             },
             plain={
                 "step": self.step_count,
@@ -267,6 +303,8 @@ class Training:
         self.sums.copy_(loop["sums"])
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
         self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
+        if self.watch and "monitor" in tensors:
+            self.watch.restore({name: t.numpy() for name, t in tensors["monitor"].items()})
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
         self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]

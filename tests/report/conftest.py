@@ -17,6 +17,8 @@ SMALL = {
     "record.every": 40,
     "record.tensorboard": False,
     "regulation.every": 40,
+    "monitor.every": 40,
+    "monitor.batch": 16,
     "explore.decay_steps": 300,
     "evaluation.episodes": 4,
     "evaluation.random_episodes": 4,

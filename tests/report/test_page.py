@@ -217,5 +217,6 @@ def test_video_is_embedded_and_large_ones_are_linked(single: Path, browser: Brow
 def test_links_lead_to_the_raw_files(single: Path, browser: Browser) -> None:
     browser.open(single)
     links = browser.run("[...document.querySelectorAll('.facts a')].map(a => decodeURI(a.href))")
-    assert {Path(link).name for link in links} == {"recipe.toml", "metrics.jsonl", "events.jsonl", "result.json"}
+    logs = {"metrics.jsonl", "diagnostics.jsonl", "events.jsonl"}
+    assert {Path(link).name for link in links} == {"recipe.toml", "result.json", *logs}
     assert all(Path(link.removeprefix("file://")).is_file() for link in links)

@@ -1,7 +1,8 @@
 """Which charts a report shows, as a list, and the data each of them draws.
 
-A further diagnostic is one more `Chart` here: its columns are read from metrics.jsonl, a chart without data is left
-out, and what the picture shows is also said in words (for those who do not see it).
+A further diagnostic is one more `Chart` here. Its columns are read from metrics.jsonl, or from diagnostics.jsonl where
+they begin with `diagnostics.`; a chart without data is left out, and what the picture shows is also said in words
+(for those who do not see it).
 """
 
 import math
@@ -68,12 +69,12 @@ def _evaluation(cells: list[Cell]) -> list[Reference]:
 
 
 def _chance(cells: list[Cell]) -> list[Reference]:
-    number = actions(cells[0].runs[0].recipe)
+    number = actions(cells[0].runs[0])
     return [Reference(f"chance, 1 of {number} actions", 1 / number)] if number else []
 
 
 def _clip(cells: list[Cell]) -> list[Reference]:
-    limits = {run.recipe.optim.clip for cell in cells for run in cell.runs}
+    limits = {run.recipe.optim.clip for cell in cells for run in cell.runs if run.meta is None}
     return [Reference("clipped above", limit) for limit in sorted(limits)]
 
 
@@ -163,6 +164,68 @@ CHARTS: tuple[Chart, ...] = (
             Line("gradient_clipped", "gradients clipped", "gradients"),
         ),
         unit="share",
+    ),
+    Chart(
+        "overestimation",
+        "Values against returns",
+        "Greedy value on transitions drawn uniformly from replay, beside the discounted returns that finished games "
+        "really gave. Values far above both lines cannot be earned.",
+        y="discounted return",
+        lines=(
+            Line("diagnostics.q_greedy", "greedy value", "value"),
+            Line("diagnostics.return_mean", "mean return of the last 20 trajectories", "return"),
+            Line("diagnostics.return_best", "best return so far", "best", quiet=True),
+        ),
+    ),
+    Chart(
+        "decisions",
+        "How firmly it decides",
+        "Chance that noise of the measured size turns the greedy action, share of states whose greedy action a single "
+        "update turns, and share of members that vote against the ensemble.",
+        y="share of states",
+        lines=(
+            Line("diagnostics.flip_probability", "noise turns the action", "noise"),
+            Line("diagnostics.churn", "one update turns the action", "update"),
+            Line("diagnostics.vote_split", "members vote against", "votes"),
+        ),
+        unit="share",
+    ),
+    Chart(
+        "units",
+        "Units that no longer work",
+        "Share of units that hardly fire (below a tenth of their layer's mean), and of units that hardly any gradient "
+        "reaches.",
+        y="share of units",
+        lines=(
+            Line("diagnostics.dormant", "hardly fire", "fire"),
+            Line("diagnostics.dormant_gradient", "hardly learn", "learn"),
+        ),
+        unit="share",
+    ),
+    Chart(
+        "rank",
+        "Rank of the features",
+        "How many directions the last hidden layer uses for 99% of its output's weight. A collapse to a few means that "
+        "the network no longer tells states apart.",
+        y="effective rank",
+        lines=(Line("diagnostics.effective_rank", "effective rank", "rank"),),
+    ),
+    Chart(
+        "update_size",
+        "Size of an update",
+        "Norm of one update over the norm of the weights, on a logarithmic axis. About a thousandth is usual.",
+        y="update over weights",
+        lines=(Line("diagnostics.update_ratio", "update over weights", "ratio"),),
+        log=True,
+    ),
+    Chart(
+        "target_gap",
+        "Distance to the target network",
+        "Online minus target values over the spread of values, on a logarithmic axis. Nothing drawn means that the two "
+        "are the same.",
+        y="relative distance",
+        lines=(Line("diagnostics.target_gap_relative", "online from target", "distance"),),
+        log=True,
     ),
     Chart(
         "experience",

@@ -7,7 +7,7 @@ the environment share: so a variant keeps one name and colour on environments wh
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from steadyq import envs
+from steadyq.envs import Protocol
 from steadyq.errors import UserError
 from steadyq.presets import recipe_for, steady
 from steadyq.recipe import Recipe, flatten
@@ -28,7 +29,7 @@ GRID_POINTS, ALL_POINTS = 500, 6000
 
 RESAMPLES = 2000
 
-_NOT_LEARNING = ("compute.", "record.", "evaluation.")
+_NOT_LEARNING = ("compute.", "record.", "evaluation.", "monitor.")
 
 _SHARES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "same_action_rewarded": lambda row: row.get("rewarded", 0) > 0,
@@ -46,6 +47,9 @@ class Run:
     rows: list[dict[str, Any]]
     events: list[dict[str, Any]]
     result: dict[str, Any] | None
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    meta: dict[str, Any] | None = None
+    """What another library's run says of itself; its recipe then holds nothing but name, environment and seed."""
 
     @property
     def seed(self) -> int:
@@ -60,6 +64,8 @@ class Run:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """Fields in which the recipe departs from its preset; where it computes does not count."""
+        if self.meta is not None:
+            return {}
         mine = flatten(self.recipe.to_dict())
         try:
             base = flatten(recipe_for(self.recipe.preset, self.recipe.env, self.recipe.scale).to_dict())
@@ -78,9 +84,11 @@ class Run:
         )
 
     def series(self, column: str) -> tuple[Array, Array]:
-        """Steps and values of one column, without the rows that do not have it."""
+        """Steps and values of one column, without the rows that do not have it; `diagnostics.` names the other file."""
+        source, _, name = column.rpartition(".")
+        rows, column = (self.diagnostics, name) if source == "diagnostics" else (self.rows, column)
         there = _SHARES.get(column)
-        kept = [row for row in self.rows if row.get(column) is not None and (there is None or there(row))]
+        kept = [row for row in rows if row.get(column) is not None and (there is None or there(row))]
         return np.array([row["step"] for row in kept], float), np.array([row[column] for row in kept], float)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -89,9 +97,23 @@ class Run:
 
 
 def read(path: Path | str) -> Run:
-    """Read a run folder."""
+    """Read a run folder, or that of a monitored run of other code: it has a meta.json instead of a recipe."""
     folder = RunFolder(path)
-    return Run(Path(path), folder.recipe, folder.metrics(), folder.events(), folder.result)
+    meta = folder.meta
+    recipe = folder.recipe if meta is None else _stand_in(meta)
+    return Run(Path(path), recipe, folder.metrics(), folder.events(), folder.result, folder.diagnostics(), meta)
+
+
+def _stand_in(meta: Mapping[str, Any]) -> Recipe:
+    """A recipe that carries the few things every run has."""
+    return Recipe(
+        env=str(meta.get("env") or "unknown"),
+        protocol=Protocol("gymnasium"),
+        preset=str(meta.get("name") or "monitored"),
+        scale="",
+        steps=max(1, int(meta.get("steps") or 1)),
+        seed=int(meta.get("seed") or 0),
+    )
 
 
 @dataclass(frozen=True)
@@ -271,8 +293,11 @@ def bootstrap_interval(samples: ArrayLike, level: float = 0.95, resamples: int =
     return np.asarray(np.quantile(means, [tail, 1 - tail], axis=0).reshape(2, *values.shape[1:]))
 
 
-def actions(recipe: Recipe) -> int | None:
-    """How many actions the environment has, if it is installed here."""
+def actions(run: Run) -> int | None:
+    """How many actions the environment has, if it is installed here or the run says so."""
+    recipe = run.recipe
+    if run.meta is not None:
+        return run.meta.get("actions")
     try:
         return envs.spec(recipe.env, recipe.protocol).num_actions
     except UserError:

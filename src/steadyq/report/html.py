@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 from steadyq.errors import UserError
+from steadyq.monitor.verdict import Finding, findings
 from steadyq.progress import clock
+from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, mean_of, plain
 
@@ -27,7 +29,7 @@ VIDEO_BYTES = 6_000_000
 HEADS = ("environment", "variant", "score of each seed", "mean", "95% interval", "random", "times random", "resets")
 NUMERIC = ("mean", "random", "times random", "resets")
 
-RAW_FILES = ("recipe.toml", "metrics.jsonl", "events.jsonl", "result.json")
+RAW_FILES = ("recipe.toml", "meta.json", "metrics.jsonl", "diagnostics.jsonl", "events.jsonl", "result.json")
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str, *, video: Path | None = None, caption: str = "") -> None:
@@ -121,6 +123,8 @@ def _header(page: Page) -> str:
 
 
 def _single_lede(run: Run) -> str:
+    if run.meta is not None:
+        return f"{run.last_step:,} steps of {escape(run.recipe.preset)}, watched by the stability monitor."
     if run.result is None:
         return f"{run.last_step:,} of {run.recipe.steps:,} steps so far; the evaluation comes at the end."
     result = run.result
@@ -173,7 +177,7 @@ def _many_tiles(comparison: Comparison) -> list[tuple[str, str]]:
 def _notices(comparison: Comparison) -> list[str]:
     diverged = [(run, events[-1]) for run in comparison.runs if (events := run.of("diverged"))]
     said = [f"{run.path.name} diverged at step {event['step']:,}: {event['message']}" for run, event in diverged]
-    unfinished = [run for run in comparison.runs if run.result is None and not run.of("diverged")]
+    unfinished = [run for run in comparison.runs if run.result is None and run.meta is None and not run.of("diverged")]
     names = ", ".join(f"{run.path.name} ({run.last_step:,} of {run.recipe.steps:,} steps)" for run in unfinished)
     return [*said, *([f"Not finished: {names}."] if names else [])]
 
@@ -251,6 +255,40 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
     )
 
 
+def verdict(run: Run) -> list[Finding]:
+    """What is unstable in a run."""
+    settings = flatten(run.recipe.to_dict()) if run.meta is None else None
+    return findings(run.diagnostics, run.events, settings=settings)
+
+
+def _verdict(page: Page) -> str:
+    """The findings of every run in words, those with findings first."""
+    watched = [run for run in page.comparison.runs if run.diagnostics or run.of("diverged")]
+    if not watched:
+        return ""
+    judged = sorted(((run, verdict(run)) for run in watched), key=lambda pair: not pair[1])
+    quiet = [run for run, found in judged if not found]
+    blocks = ""
+    for run, found in judged:
+        if found:
+            name = "" if page.single else f"<h3>{escape(run.path.name)}</h3>"
+            listed = "".join(
+                f"<li><strong>{escape(finding.name)}</strong>: {escape(finding.words())}; "
+                f"{escape(finding.advice())}.</li>"
+                for finding in found
+            )
+            blocks += f"{name}<ul>{listed}</ul>"
+    if quiet:
+        names = "" if page.single else f" in {', '.join(run.path.name for run in quiet)}"
+        blocks += f"<p>Nothing unstable was found{escape(names)}.</p>"
+    return f"""<section class="card" aria-labelledby="verdict">
+<h2 id="verdict">Verdict</h2>
+<p class="explains">What the measurements say about stability: since which step, how strongly (the figure against its
+threshold), by which of the three mechanisms, and which switch to try.</p>
+{blocks}
+</section>"""
+
+
 def _charts(page: Page) -> str:
     envs = page.data["envs"]
     shown = [chart for chart in CHARTS if any(has_data(chart, entry) for entry in envs)]
@@ -309,20 +347,20 @@ def _runs(page: Page) -> str:
 def _run(page: Page, run: Run, opened: bool) -> str:
     recipe, result = run.recipe, run.result or {}
     row: dict[str, Any] = run.rows[-1] if run.rows else {}
-    facts: list[tuple[str, str]] = [
-        ("environment", escape(recipe.env)),
-        ("preset", f"{escape(recipe.preset)}, scale {escape(recipe.scale)}, seed {recipe.seed}"),
-        (
-            "changed from the preset",
-            "<br>".join(f"{escape(name)} {escape(plain(value))}" for name, value in run.changes.items()) or "nothing",
-        ),
-        ("protocol", "<br>".join(map(escape, recipe.protocol.lines()))),
-        (
-            "size",
-            f"{row.get('step', 0):,} steps, {row.get('frames', 0):,} frames, {row.get('updates', 0):,} updates, "
-            f"{row.get('games', 0):,} games",
-        ),
-    ]
+    facts: list[tuple[str, str]] = [("environment", escape(recipe.env))]
+    if run.meta is not None:
+        facts += [(escape(name), escape(plain(value))) for name, value in run.meta.items() if name != "env"]
+    else:
+        changes = "<br>".join(f"{escape(name)} {escape(plain(value))}" for name, value in run.changes.items())
+        facts += [
+            ("preset", f"{escape(recipe.preset)}, scale {escape(recipe.scale)}, seed {recipe.seed}"),
+            ("changed from the preset", changes or "nothing"),
+            ("protocol", "<br>".join(map(escape, recipe.protocol.lines()))),
+        ]
+    sizes = (("steps", "step"), ("frames", "frames"), ("updates", "updates"), ("games", "games"))
+    facts.append(
+        ("size", ", ".join(f"{row[column]:,} {name}" for name, column in sizes if column in row) or "nothing yet")
+    )
     if result:
         hardware, versions = result.get("hardware", {}), result.get("versions", {})
         scores = sorted(result["returns"])
@@ -349,11 +387,13 @@ def _run(page: Page, run: Run, opened: bool) -> str:
     files = [f'<a href="{page.link(run.path / name)}">{name}</a>' for name in RAW_FILES if (run.path / name).is_file()]
     facts.append(("raw files", " · ".join(files)))
     listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
+    toml = f'<pre tabindex="0">{escape(recipe.to_toml())}</pre>'
+    details = "" if run.meta is not None else f'<details class="recipe"><summary>Recipe</summary>{toml}</details>'
     label = page.comparison.labels[next(c.variant for c in page.comparison.cells if run in c.runs)]
     return f"""<details class="card run"{" open" * opened}>
 <summary>{escape(shown_name(recipe.env))} · {escape(label)} · seed {recipe.seed}</summary>
 <dl class="facts">{listed}</dl>
-<details class="recipe"><summary>Recipe</summary><pre tabindex="0">{escape(recipe.to_toml())}</pre></details>
+{details}
 </details>"""
 
 
@@ -363,7 +403,7 @@ def _footer(page: Page) -> str:
     return f"<footer><p>Written by SteadyQ {__version__}. The file is complete: it loads nothing else.</p></footer>"
 
 
-SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _charts, _runs, _footer)
+SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _verdict, _charts, _runs, _footer)
 
 
 def _asset(name: str) -> str:

@@ -93,6 +93,12 @@ class Learner:
                 polyak_(self.target, self.online, self.settings.tau)
             return self.measure(batch, target, y, each, q, norm)
 
+    @property
+    def copies_next(self) -> bool:
+        """Whether the target is copied after the next update: for that moment the two networks are the same."""
+        every = self.settings.hard_copy_every
+        return bool(every) and (self.updates + 1) % every == 0
+
     def count(self) -> None:
         """Count an update, and copy the target network where hard copies are due: the host's part of a step."""
         self.updates += 1

@@ -1,0 +1,1 @@
+"""The stability monitor inside other libraries; each module imports its library, so import the one you need."""

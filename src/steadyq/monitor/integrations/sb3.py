@@ -1,0 +1,76 @@
+"""Stable-Baselines3 DQN and sb3-contrib QR-DQN: `model.learn(10_000, callback=StabilityCallback("runs/sb3"))`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from steadyq.errors import UserError
+from steadyq.monitor.loop import StabilityMonitor
+
+try:
+    from stable_baselines3.common.callbacks import BaseCallback
+except ImportError:
+    raise UserError("the Stable-Baselines3 callback needs the extra: pip install 'steadyq[sb3]'") from None
+
+
+class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines3 is untyped where it is missing
+    """Writes diagnostics of a DQN or QR-DQN model while it learns, on its own batch from the model's replay buffer.
+
+    The model learns exactly as without it: the batch is drawn with its own random numbers.
+    """
+
+    def __init__(self, path: Path | str, *, every: int = 1000, batch: int = 128, env: str = "", seed: int = 0) -> None:
+        super().__init__()
+        self.path, self.every, self.batch, self.env_name, self.seed = path, every, batch, env, seed
+        self.monitor: StabilityMonitor | None = None
+
+    def _init_callback(self) -> None:
+        model: Any = self.model
+        quantile = hasattr(model, "quantile_net")
+        online, target = (
+            (model.quantile_net, model.quantile_net_target) if quantile else (model.q_net, model.q_net_target)
+        )
+        envs = self.training_env
+        spec = envs.get_attr("spec")[0]
+        self.monitor = StabilityMonitor(
+            online,
+            target,
+            model.policy.optimizer,
+            path=self.path,
+            gamma=model.gamma,
+            every=self.every,
+            lanes=envs.num_envs,
+            values=_quantiles_last if quantile else None,
+            name=f"sb3 {type(model).__name__}",
+            env=self.env_name or (spec.id if spec else type(envs).__name__),
+            seed=self.seed if model.seed is None else model.seed,
+        )
+
+    def _on_step(self) -> bool:
+        monitor, model = self.monitor, self.model
+        assert monitor is not None
+        done = np.asarray(self.locals["dones"], bool)
+        cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in self.locals["infos"]])
+        monitor.step(self.locals["rewards"], done & ~cut, done & cut)
+        if monitor.due and monitor.before is not None:
+            monitor.update(*self._sample(model))
+        monitor.updates = model._n_updates
+        return True
+
+    def _sample(self, model: Any) -> tuple[Tensor, ...]:
+        """Transitions from the model's replay buffer, leaving NumPy's global random state as it was."""
+        state = np.random.get_state()
+        try:
+            np.random.seed((self.seed + 7919 * self.num_timesteps) % 2**32)
+            data = model.replay_buffer.sample(self.batch, env=model._vec_normalize_env)
+        finally:
+            np.random.set_state(state)
+        return data.observations, data.actions, data.rewards, data.next_observations, data.dones
+
+
+def _quantiles_last(network: nn.Module, observation: Tensor) -> Tensor:
+    """QR-DQN of sb3-contrib puts out [batch, quantile, action]."""
+    z: Tensor = network(observation)
+    return z.transpose(1, 2)

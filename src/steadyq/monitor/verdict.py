@@ -1,0 +1,363 @@
+"""What a run's measurements say, in words: what is unstable, since when, how strongly, why, and what to try.
+
+A rule reads one figure from every row and holds it against a threshold. It becomes a finding once the figure has
+stayed beyond it for several rows in a row: single rows are noisy, and early training is wild everywhere.
+docs/diagnose.md shows on which runs the thresholds were set.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Row = Mapping[str, Any]
+Mechanism = Literal["operator", "estimator", "parameter"]
+
+LEVELS: dict[Mechanism, str] = {
+    "operator": "operator level",
+    "estimator": "estimator level",
+    "parameter": "parameter dynamics",
+}
+"""The paper's names of the three mechanisms."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where a figure becomes a finding; docs/diagnose.md has the healthy and sick figures behind each."""
+
+    rows: int = 3
+    """Rows in a row beyond a threshold before it counts."""
+    overestimation: float = 2.0
+    """Greedy value above realised return, in units of the return."""
+    coupling: float = 0.25
+    """Same-action share after a reward above what independence gives."""
+    target_gap: float = 1e-3
+    """Least distance between online and target values, in units of the values' spread."""
+    clipped: float = 0.5
+    """Share of targets held at the ceiling."""
+    flip: float = 0.35
+    """Chance that noise of the measured size turns the greedy action."""
+    churn: float = 0.25
+    """Share of states whose greedy action one update turns."""
+    td_tail: float = 50.0
+    """99th percentile of TD errors over their median."""
+    spike: float = 6.0
+    """Largest weight of a layer over its 99th percentile: the paper's reset threshold."""
+    dormant: float = 0.9
+    """Share of units that hardly fire."""
+    rank: float = 0.05
+    """Least effective rank of the features, as a share of the possible."""
+    update: float = 0.05
+    """Size of one update over the size of the weights."""
+    growth: float = 2.0
+    """Growth of the weight norm in 1,000 steps, in units of its first measured value."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is unstable."""
+
+    name: str
+    mechanism: Mechanism
+    what: str
+    since: int
+    until: int | None
+    """Step of the last row beyond the threshold, if later rows were back within it."""
+    worst: float
+    threshold: float
+    switches: tuple[tuple[str, str], ...]
+    """What to try: (option, why); an option without dots is advice in words."""
+
+    @property
+    def strength(self) -> float:
+        """How many times the threshold; for a lower bound, how many times below."""
+        low, high = sorted((abs(self.worst), abs(self.threshold)))
+        return high / max(low, 1e-12)
+
+    def words(self) -> str:
+        """One sentence."""
+        when = f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
+        return f"{self.what} {when}: {number(self.worst)} against {number(self.threshold)} ({LEVELS[self.mechanism]})"
+
+    def advice(self) -> str:
+        """What to try, or that everything offered is already switched on."""
+        tried = [f"{option} ({why})" if why else option for option, why in self.switches]
+        return "try " + "; ".join(tried) if tried else "every switch we know of is already set"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "switches": [list(pair) for pair in self.switches], "words": self.words()}
+
+
+Figure = Callable[[Sequence[Row], int], float | None]
+"""A figure of the row at an index, given all rows; None where it is not defined."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A figure, the threshold it is held against, and what it means."""
+
+    name: str
+    mechanism: Mechanism
+    what: str
+    figure: Figure
+    threshold: str
+    switches: tuple[tuple[str, str], ...]
+    below: bool = False
+    """Whether the finding is a figure below its threshold."""
+    at_once: bool = False
+    """Whether one row is enough."""
+
+
+def overestimation(rows: Sequence[Row], at: int) -> float | None:
+    """(Q - G) / |G|: greedy value above the return realised, in units of it; a tenth of the best return at least."""
+    row = rows[at]
+    q, mean, best = row.get("q_greedy"), row.get("return_mean"), row.get("return_best")
+    if q is None or mean is None or best is None:
+        return None
+    scale = max(abs(mean), 0.1 * abs(best))
+    return (q - mean) / scale if scale > 0 else None
+
+
+def coupling(rows: Sequence[Row], at: int) -> float | None:
+    """How much more often the greedy action at s' is the rewarded one than without the reward, or than by chance."""
+    row = rows[at]
+    after, without = row.get("same_action_rewarded"), row.get("same_action_unrewarded")
+    if after is None or row.get("rewarded", 0) < 0.05:  # a handful of transitions says nothing
+        return None
+    if row["rewarded"] > 0.95 or without is None:
+        without = row["same_action_chance"]
+    return float(after - without)
+
+
+def rank_share(rows: Sequence[Row], at: int) -> float | None:
+    """Effective rank of the features as a share of what batch and width allow."""
+    rank, possible = rows[at].get("effective_rank"), rows[at].get("rank_possible")
+    return rank / possible if rank is not None and possible else None
+
+
+def growth(rows: Sequence[Row], at: int) -> float | None:
+    """What the weight norm gained in 1,000 steps since the row before, in units of the first row's norm."""
+    if at == 0:
+        return None
+    now, then, first = (rows[i].get("weight_norm") for i in (at, at - 1, 0))
+    if now is None or then is None or not first:
+        return None
+    return float((now - then) / first / (rows[at]["step"] - rows[at - 1]["step"]) * 1000)
+
+
+def column(name: str) -> Figure:
+    """The figure that stands in the row."""
+    return lambda rows, at: rows[at].get(name)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "overestimation",
+        "operator",
+        "values run ahead of the returns really earned",
+        overestimation,
+        "overestimation",
+        (
+            ("operator.ceiling running_max", "holds targets below the best return seen"),
+            ("operator.kind controlled", "exchanges bootstrap actions between members"),
+            ("operator.forbid rewarded", "a rewarded action may not bootstrap from itself"),
+            ("optim.tau 0.005", "slow targets"),
+        ),
+    ),
+    Rule(
+        "coupling",
+        "operator",
+        "a rewarded action is chosen again at the next state far more often than chance",
+        coupling,
+        "coupling",
+        (("operator.forbid rewarded", "breaks the loop from reward to bootstrap"),),
+    ),
+    Rule(
+        "no target network",
+        "operator",
+        "targets follow the online network at once",
+        column("target_gap_relative"),
+        "target_gap",
+        (("optim.tau 0.005", "slow targets"), ("optim.hard_copy_every 1000", "or copies now and then")),
+        below=True,
+    ),
+    Rule(
+        "ceiling reached",
+        "operator",
+        "most targets are held down by the ceiling",
+        column("clipped"),
+        "clipped",
+        (("operator.forbid rewarded", "less upward pressure"), ("a lower optim.gamma", "shorter horizon")),
+    ),
+    Rule(
+        "undecided policy",
+        "estimator",
+        "noise of the measured size turns the greedy action",
+        column("flip_probability"),
+        "flip",
+        (
+            ("ensemble.members 4", "averages noise away"),
+            ("estimator.kind quantile", "a calmer regression"),
+            ("a larger replay.batch", ""),
+        ),
+    ),
+    Rule(
+        "policy churn",
+        "estimator",
+        "a single update turns the greedy action of many states",
+        column("churn"),
+        "churn",
+        (("a lower optim.rate", ""), ("ensemble.members 4", "averages noise away")),
+    ),
+    Rule(
+        "heavy tails",
+        "estimator",
+        "a few transitions carry almost all of the TD error",
+        column("td_tail"),
+        "td_tail",
+        (("estimator.kind quantile", "robust to outliers"), ("a lower optim.rate", "")),
+    ),
+    Rule(
+        "weight spikes",
+        "parameter",
+        "single weights tower above their layer",
+        column("spike"),
+        "spike",
+        (("regulation.intervention reinitialise", "resets such layers"), ("a lower replay.ratio", "")),
+    ),
+    Rule(
+        "dormant units",
+        "parameter",
+        "almost all units have gone silent",
+        column("dormant"),
+        "dormant",
+        (("a lower optim.rate", ""), ("regulation.intervention reinitialise", "resets layers that spike")),
+    ),
+    Rule(
+        "rank collapse",
+        "parameter",
+        "features of different states have become nearly the same",
+        rank_share,
+        "rank",
+        (("a lower optim.rate", ""), ("a lower replay.ratio", "fewer updates on the same data")),
+        below=True,
+    ),
+    Rule(
+        "violent updates",
+        "parameter",
+        "one update changes the weights by a large share of their size",
+        column("update_ratio"),
+        "update",
+        (("a lower optim.rate", ""), ("a lower optim.clip", "")),
+        at_once=True,
+    ),
+    Rule(
+        "growing weights",
+        "parameter",
+        "the weights keep growing",
+        growth,
+        "growth",
+        (("a lower optim.rate", ""), ("a lower replay.ratio", "")),
+    ),
+)
+
+
+def findings(
+    diagnostics: Sequence[Row],
+    events: Iterable[Row] = (),
+    *,
+    thresholds: Thresholds | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """What is unstable, earliest first; an empty list means nothing is.
+
+    `settings` are the run's recipe fields by dotted name: a switch that is already set is not offered.
+    """
+    thresholds = thresholds or Thresholds()
+    found = [finding for rule in RULES if (finding := _judge(rule, diagnostics, thresholds, settings or {}))]
+    found += [_divergence(event) for event in events if event.get("event") == "diverged"]
+    return sorted(found, key=lambda finding: (finding.since, -finding.strength))
+
+
+def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Mapping[str, Any]) -> Finding | None:
+    limit = float(getattr(thresholds, rule.threshold))
+    series = [(int(row["step"]), value) for i, row in enumerate(rows) if (value := rule.figure(rows, i)) is not None]
+    beyond = [(value < limit) if rule.below else (value > limit) for _, value in series]
+    need = 1 if rule.at_once else thresholds.rows
+    start = next((i for i in range(len(series) - need + 1) if all(beyond[i : i + need])), None)
+    if start is None:
+        return None
+    last = max(i for i, hit in enumerate(beyond) if hit)
+    over = [value for (_, value), hit in zip(series[start:], beyond[start:], strict=True) if hit]
+    return Finding(
+        rule.name,
+        rule.mechanism,
+        rule.what,
+        since=series[start][0],
+        until=None if last == len(series) - 1 else series[last][0],
+        worst=min(over) if rule.below else max(over),
+        threshold=limit,
+        switches=tuple(switch for switch in rule.switches if not _set(switch[0], settings)),
+    )
+
+
+def sustained(rule: Rule, rows: Sequence[Row], count: int) -> float | None:
+    """The worst level that a rule's figure kept for `count` rows in a row: what is held against the threshold."""
+    values = [value for i in range(len(rows)) if (value := rule.figure(rows, i)) is not None]
+    count = 1 if rule.at_once else count
+    windows = [values[i : i + count] for i in range(len(values) - count + 1)]
+    if not windows:
+        return None
+    return min(map(max, windows)) if rule.below else max(map(min, windows))
+
+
+def _set(option: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the run already has this option: the same value, or at least as many members."""
+    name, _, value = option.partition(" ")
+    if name not in settings:
+        return False
+    have = settings[name]
+    if name == "ensemble.members":
+        return int(have) >= int(value)
+    return math.isclose(have, float(value)) if isinstance(have, int | float) else str(have) == value
+
+
+def _divergence(event: Row) -> Finding:
+    return Finding(
+        "divergence",
+        "parameter",
+        f"training stopped, {event.get('message', 'not finite')},",
+        since=int(event["step"]),
+        until=None,
+        worst=math.inf,
+        threshold=0.0,
+        switches=(("a lower optim.rate", ""), ("a lower optim.clip", "")),
+    )
+
+
+class Alarms:
+    """Says each finding once, as it rises; looks back over the last rows only."""
+
+    def __init__(self, rows: Sequence[Row] = (), *, settings: Mapping[str, Any] | None = None, keep: int = 50) -> None:
+        self.settings, self.keep = settings, keep
+        self.first = rows[:1]
+        self.rows = list(rows[-keep:])
+        self.raised = {finding.name for finding in self._now()}
+
+    def add(self, row: Row) -> list[Finding]:
+        """Take one more row; returns the findings that are new with it."""
+        self.first = self.first or [row]
+        self.rows = [*self.rows, row][-self.keep :]
+        new = [finding for finding in self._now() if finding.name not in self.raised]
+        self.raised |= {finding.name for finding in new}
+        return new
+
+    def _now(self) -> list[Finding]:
+        rows = self.rows if not self.first or self.first[0] in self.rows[:1] else [*self.first, *self.rows]
+        return findings(rows, settings=self.settings)
+
+
+def number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

@@ -1,0 +1,150 @@
+"""Watches our own learner while it trains, without touching it: own random numbers, own batch, copies only."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq.monitor.returns import Returns
+from steadyq.monitor.rows import Snapshot, row
+from steadyq.nets.encoders import Execute, Layer, Network
+from steadyq.nets.ensemble import Ensemble
+from steadyq.replay.ring import Ring
+from steadyq.value.learner import Learner
+from steadyq.value.operators import take
+from steadyq.value.shapes import Batch, Draw, Params
+
+
+class Watch:
+    """Measures a learner every so many steps, on transitions drawn uniformly from replay.
+
+    `before` keeps the parameters as they were just before the step's last update, so that churn and update sizes are
+    those of one update. The draw depends on seed and step alone: there is no random state to save.
+    """
+
+    def __init__(self, *, every: int, batch: int, seed: int, lanes: int, gamma: float) -> None:
+        self.every, self.batch, self.seed = every, batch, seed
+        self.returns = Returns(lanes, gamma)
+        self.measured = 0  # the step of the last measurement
+        self.previous: Params | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether a measurement is due with the next update."""
+        return step // self.every != self.measured // self.every
+
+    def before(self, learner: Learner) -> None:
+        """Keep the online parameters."""
+        self.previous = {name: p.clone() for name, p in learner.online.items()}
+
+    def measure(self, step: int, learner: Learner, ring: Ring, draw: Draw) -> dict[str, Any]:
+        """One row of diagnostics."""
+        start = time.perf_counter()
+        self.measured = step
+        shot = snapshot(learner, self.sample(step, ring), draw, self.previous)
+        self.previous = None
+        measured = row(shot)
+        returns = self.returns.columns()
+        return {"step": step, **returns, **measured, "seconds": round(time.perf_counter() - start, 5)}
+
+    def sample(self, step: int, ring: Ring) -> Batch:
+        """Transitions drawn uniformly, whatever the priorities."""
+        there = (ring.priorities.mass > 0).nonzero().squeeze(1)
+        rng = np.random.default_rng([self.seed, step])
+        index = there[torch.from_numpy(rng.integers(len(there), size=self.batch)).to(there.device)]
+        ones = torch.ones(self.batch, device=there.device)
+        return ring.gather(index, ones, ring.priorities.stamp[index])
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything needed to continue."""
+        return {**self.returns.state(), "measured": np.array([self.measured], np.int64)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state()`."""
+        self.returns.restore(dict(state))
+        self.measured = int(state["measured"][0])
+
+
+def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> Snapshot:
+    """Look at the learner on a batch: values, targets, one loss gradient, and the units on the way."""
+    with torch.no_grad():
+        target = learner.values(learner.target, batch.next_observation)
+        reads = learner.operator.reads_online
+        online = learner.values(learner.online, batch.next_observation) if reads else target
+        y = learner.estimator.backup(
+            learner.operator(online, target, batch, draw), batch.reward, batch.discount, learner.ceiling
+        )
+        q_target = learner.values(learner.target, batch.observation).q
+        q_before = None if previous is None else learner.values(previous, batch.observation).q
+    weights = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
+    tap = Tap(learner.ensemble.network)
+    with torch.enable_grad():
+        z = dataclasses.replace(learner.ensemble, network=tap).forward(weights, batch.observation)
+        each = learner.estimator.loss(take(z, batch.action.expand(z.shape[0], -1)), y)
+        parts = [part for outputs in tap.outputs.values() for part in outputs]
+        found = iter(torch.autograd.grad(each.sum(0).mean(), [*parts, *weights.values()]))
+    # Before the ReLU, where the unit's own weights receive it: a unit that is off learns nothing.
+    slopes = {name: [next(found) * (y > 0) for y in outputs] for name, outputs in tap.outputs.items()}
+    activations = members_first(tap.outputs, learner.ensemble)
+    return Snapshot(
+        action=batch.action,
+        reward=batch.reward,
+        z=z.detach(),
+        q=learner.estimator.q(z.detach()),
+        q_target=q_target,
+        q_next=target.q,
+        y=y,
+        features=list(activations.values())[-1].flatten(2),
+        weights={name: p.detach() for name, p in weights.items()},
+        gradients=dict(zip(weights, found, strict=True)),
+        layers=learner.ensemble.network.monitored,
+        q_before=q_before,
+        weights_before=previous,
+        ceiling=learner.ceiling,
+        activations=activations,
+        activation_gradients=members_first(slopes, learner.ensemble),
+    )
+
+
+class Tap:
+    """A network that keeps what its layers put out after their ReLU."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.outputs: dict[str, list[Tensor]] = {}
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The network's."""
+        return self.network.layers
+
+    @property
+    def monitored(self) -> tuple[str, ...]:
+        """The network's."""
+        return self.network.monitored
+
+    def wire(self, layer: Execute, x: Tensor) -> Tensor:
+        """Run the network, keeping outputs; a form that runs members one by one leaves one output for each."""
+
+        def tapped(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+            y = layer(name, x, relu=relu, residual=residual)
+            if relu:
+                self.outputs.setdefault(name, []).append(y)
+            return y
+
+        return self.network.wire(tapped, x)
+
+
+def members_first(outputs: Mapping[str, list[Tensor]], ensemble: Ensemble) -> Params:
+    """Bring layer outputs of either form to [member, batch, unit, ...]."""
+    return {name: _members_first(parts, ensemble).detach() for name, parts in outputs.items()}
+
+
+def _members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
+    if ensemble.form == "loop":
+        return torch.stack(parts)
+    (y,) = parts
+    return y.view(len(y), ensemble.members, -1, *y.shape[2:]).transpose(0, 1) if y.dim() == 4 else y

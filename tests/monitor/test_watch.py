@@ -1,0 +1,170 @@
+"""Watching our own learner: it sees what is there and changes nothing."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadyq import RunFolder, presets
+from steadyq.drive import train
+from steadyq.monitor.returns import Returns
+from steadyq.monitor.watch import Watch, snapshot
+from steadyq.nets import MLP, Ensemble, MinAtarNet, ResNet
+from steadyq.recipe import Recipe
+from steadyq.value.estimators import Quantile
+from steadyq.value.learner import Learner, Settings
+from steadyq.value.operators import Controlled
+from steadyq.value.optim import Adam
+from steadyq.value.shapes import Batch, Draw
+
+SMALL: dict[str, Any] = {
+    "ensemble.members": 2,
+    "estimator.quantiles": 5,
+    "replay.warmup": 64,
+    "replay.batch": 8,
+    "replay.ratio": 2,
+    "replay.every": 3,
+    "regulation.every": 50,
+    "regulation.threshold": 1.1,
+    "record.every": 50,
+    "record.tensorboard": False,
+    "record.keep_replay": True,
+    "monitor.every": 40,
+    "monitor.batch": 16,
+    "evaluation.episodes": 1,
+    "evaluation.random_episodes": 1,
+    "compute.device": "cpu",
+    "compute.threads": 1,
+}
+
+
+def recipe(env: str = "CartPole-v1", **more: Any) -> Recipe:
+    return presets.steady(env).override({**SMALL, "steps": 300, "network.hidden": (16,), **more})
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "MinAtar/Breakout"])
+def test_monitoring_changes_no_bit_of_training(env: str, tmp_path: Path) -> None:
+    train(recipe(env), run=tmp_path / "on")
+    train(recipe(env, **{"monitor.every": 0}), run=tmp_path / "off")
+    on, off = (RunFolder(tmp_path / name) for name in ("on", "off"))
+    for name in ("online", "target", "adam_first", "adam_second", "replay"):
+        one, other = (load_file(folder.checkpoints()[-1] / f"{name}.safetensors") for folder in (on, off))
+        assert all(torch.equal(one[key], other[key]) for key in other), name
+    assert [{**row, "seconds": 0} for row in on.metrics()] == [{**row, "seconds": 0} for row in off.metrics()]
+    assert on.result is not None
+    assert off.result is not None
+    assert on.result["resets"] == off.result["resets"] > 0
+    assert len(on.diagnostics()) == 7
+    assert off.diagnostics() == []
+
+
+def test_rows_come_with_the_first_update_after_each_interval(tmp_path: Path) -> None:
+    rows = train(recipe(), run=tmp_path / "run").diagnostics()
+    assert [row["step"] for row in rows] == [66, 81, 120, 162, 201, 240, 282]
+    last = rows[-1]
+    assert 0 < last["update_ratio"] < 0.1
+    assert last["return_best"] > 1
+    assert last["layers"].keys() == {"fc1", "head"}
+    assert len(last["members"]["churn"]) == 2
+    assert last["same_action_unrewarded"] is None  # every step of CartPole is rewarded
+
+
+def learner_of(ensemble: Ensemble) -> Learner:
+    settings = Settings(Adam(1e-3), clip=10.0, tau=0.1, hard_copy_every=0)
+    return Learner(ensemble, Quantile(3), Controlled(), settings, torch.Generator().manual_seed(0))
+
+
+def batch_of(shape: tuple[int, ...], size: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    now, after = (torch.rand(size, *shape, generator=generator) for _ in range(2))
+    action = torch.randint(0, 2, (size,), generator=generator)
+    reward = torch.randint(0, 2, (size,), generator=generator).float()
+    ones, index = torch.ones(size), torch.arange(size)
+    return Batch(now, action, reward, 0.9 * ones, after, ones, index, index)
+
+
+NETWORKS = {
+    "mlp": (MLP((4,), 6, (7, 5)), (4,)),
+    "minatar": (MinAtarNet((3, 5, 5), 6, 4, 6), (3, 5, 5)),
+    "resnet": (ResNet((2, 16, 16), 6, 1, 8, (2, 2, 2, 2)), (2, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
+    network, shape = NETWORKS[name]
+    learner, batch = learner_of(Ensemble(network, 3, 2, 3)), batch_of(shape)
+    draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
+    shot = snapshot(learner, batch, draw, None)
+    _, (_, q) = learner.loss(learner.online, batch, shot.y)
+    gradient = torch.func.grad(lambda p: learner.loss(p, batch, shot.y)[0])(learner.online)
+    assert torch.equal(shot.q, q)
+    for key, g in gradient.items():
+        assert torch.allclose(shot.gradients[key], g, atol=1e-6), key
+    assert shot.features.shape[:2] == (3, 8)
+
+    # The other form runs members one by one and must show the same units.
+    looped = learner_of(dataclasses.replace(learner.ensemble, form="loop"))
+    twin = snapshot(looped, batch, draw, None)
+    assert twin.activations.keys() == shot.activations.keys()
+    for key, values in shot.activations.items():
+        assert torch.allclose(values, twin.activations[key], atol=1e-5), key
+        assert torch.allclose(shot.activation_gradients[key], twin.activation_gradients[key], atol=1e-6), key
+        # What reaches a layer's units sums to its bias gradient.
+        slope = shot.activation_gradients[key]
+        if not key.endswith("conv2"):  # a block's ReLU stands behind its shortcut too, with the same gradient
+            assert torch.allclose(slope.flatten(3).sum(3).sum(1) if slope.dim() > 3 else slope.sum(1),
+                                  gradient[f"{key}.bias"], atol=1e-5), key  # fmt: skip
+
+
+def test_returns_of_finished_trajectories() -> None:
+    returns = Returns(lanes=2, gamma=0.5)
+    none = np.zeros(2, bool)
+    assert returns.columns() == {"return_mean": None, "return_best": None}
+    returns.add(np.array([1.0, 0.0]), none, none)
+    returns.add(np.array([2.0, 0.0]), np.array([True, False]), none)  # G = 2, 2
+    assert returns.columns() == {"return_mean": 2.0, "return_best": 2.0}
+    for _ in range(3):
+        returns.add(np.array([0.0, 0.0]), none, none)
+    # Lane 1 is cut after six steps of reward 0 0 0 0 0 8: with three or fewer left, more than a tenth is unseen.
+    returns.add(np.array([0.0, 8.0]), none, np.array([False, True]))
+    assert returns.finished[-1] == (0.25 + 0.5 + 1.0, 1.0, 3)  # G_0, G_1, G_2
+    assert returns.columns() == {"return_mean": (4 + 1.75) / 5, "return_best": 2.0}
+
+    twin = Returns(lanes=2, gamma=0.5)
+    twin.restore(returns.state())
+    for each in (returns, twin):
+        each.add(np.array([16.0, 1.0]), np.array([True, False]), none)
+    assert twin.columns() == returns.columns()
+    assert twin.open == returns.open == [[], [1.0]]
+
+
+def test_only_the_last_trajectories_count_but_the_best_stays() -> None:
+    returns = Returns(lanes=1, gamma=0.9, keep=2)
+    over = np.ones(1, bool)
+    for reward in (9.0, 1.0, 3.0):
+        returns.add(np.array([reward]), over, ~over)
+    assert returns.columns() == {"return_mean": 2.0, "return_best": 9.0}
+
+
+def test_due_once_in_each_interval() -> None:
+    watch = Watch(every=10, batch=4, seed=0, lanes=1, gamma=0.9)
+    assert not watch.due(9)
+    assert watch.due(12)
+    watch.measured = 12
+    assert not watch.due(19)
+    assert watch.due(20)
+
+
+def test_a_measurement_waits_while_the_target_is_being_copied(tmp_path: Path) -> None:
+    """Right after a hard copy the two networks are the same, and would look like no target network."""
+    changes = {**SMALL, "ensemble.members": 1, "replay.every": 1, "replay.ratio": 1, "optim.hard_copy_every": 16}
+    run = train(presets.dqn("CartPole-v1").override({**changes, "steps": 130}), run=tmp_path / "run")
+    rows = run.diagnostics()
+    # Step 80 makes update 16 and copies; step 120 makes update 56 and does not.
+    assert [row["step"] for row in rows] == [65, 81, 120]
+    assert all(row["target_gap_relative"] > 0 for row in rows)
