@@ -10,7 +10,7 @@ import pytest
 import steadyq as sq
 from steadyq import cli
 from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings, sustained
-from steadyq.progress import Quiet
+from steadyq.progress import Display
 
 HEALTHY: dict[str, Any] = {
     "q_greedy": 22.0,
@@ -152,7 +152,7 @@ def test_alarms_rise_once() -> None:
     assert Alarms(sick[:6]).add(sick[6]) == []  # a continued run has said it before
 
 
-class Notes(Quiet):
+class Notes(Display):
     def __init__(self) -> None:
         self.said: list[str] = []
 
