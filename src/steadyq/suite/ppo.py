@@ -1,6 +1,6 @@
 """Procgen's PPO row, rerun: Stable-Baselines3's PPO with the IMPALA network on this library's Procgen (extra `sb3`).
 
-Settings are those of the benchmark authors' own training script (Cobbe et al. 2020, train-procgen): 64 environments, 256
+Settings are those of the benchmark authors' training script (Cobbe et al. 2020, train-procgen): 64 environments, 256
 steps, 3 epochs of 8 minibatches, rewards normalised by the running deviation of returns. Scores come from
 `evaluate.play_games`, on unseen levels and by the same rules as every other score; actions are sampled.
 """
