@@ -1,6 +1,6 @@
 """A real Ray cluster of two nodes on loopback: what dies is continued elsewhere and ends equal to a local run.
 
-`make test-cluster` runs this in an environment with Ray; elsewhere it skips.
+Skips where Ray is not installed; `make test` installs it.
 """
 
 import io
@@ -62,7 +62,7 @@ def study() -> Study:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head and a second node, one run each."""
     if ray is None:
-        message = "Ray is not installed (make test-cluster installs it)"
+        message = "Ray is not installed: pip install 'steadyq[cluster]'"
         if os.environ.get("CI") == "true" and os.environ.get("STEADYQ_TEST_CLUSTER"):
             pytest.fail(message)
         pytest.skip(message)
