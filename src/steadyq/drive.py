@@ -78,7 +78,7 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
         display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
     sinks = Sinks(recipe, writer.path, training.step_count)
     try:
-        with _stop_requests() as stop, display.live(recipe.steps):
+        with stop_requests() as stop, display.live(recipe.steps):
             _loop(training, writer, display, sinks, stop)
         writer.save(training.checkpoint(), training.step_count)
         with display.evaluating(recipe.evaluation.episodes) as progress:
@@ -118,7 +118,7 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
 
 
 @contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
+def stop_requests() -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM into a request that the loop answers between steps; a second Ctrl-C is immediate."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

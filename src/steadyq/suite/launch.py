@@ -12,9 +12,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
@@ -27,6 +26,7 @@ from rich.text import Text
 
 from steadyq import envs
 from steadyq.agent import device_for, ensemble_for
+from steadyq.drive import stop_requests
 from steadyq.errors import UserError
 from steadyq.progress import clock
 from steadyq.recipe import within
@@ -321,7 +321,7 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
     replace_text(plan.out / STUDY_FILE, plan.study.to_toml())
     board = Board(plan.entries, console)
     try:
-        with _stop_requests() as stop, board:
+        with stop_requests() as stop, board:
             while any(entry.state in ("waiting", "running", "elsewhere") for entry in plan.entries):
                 for entry, ending, words in launcher.poll():
                     _settle(entry, ending, words, retries, board)
@@ -462,27 +462,6 @@ class Board:
                 score = f"{entry.score:.2f}" if entry.score is not None else ""
                 table.add_row(entry.run.name, f"{entry.step:,} of {steps:,}", f"{entry.share:.0%}", score)
         return Group(table, Text(self._summary()))
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM is a request, the second an interrupt."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def last_row(file: Path) -> dict[str, Any] | None:
