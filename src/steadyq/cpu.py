@@ -1,4 +1,4 @@
-"""Process settings that make small networks train several times faster on a CPU."""
+"""Process settings for training small networks on a CPU."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ MALLOC_TRIM, MALLOC_MMAP = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHO
 def settle(threads: int) -> None:
     """Prepare this process for training on `threads` CPU threads.
 
-    Flushing denormals: the moments of unused weights decay into them, and each costs a hundred cycles. Keeping freed
+    Flushing denormals: the moments of unused weights decay into them, which are slow. Keeping freed
     memory: by default glibc hands large tensors back to the system after every update and faults them in again.
     """
     torch.set_flush_denormal(True)
@@ -30,7 +30,7 @@ def settle(threads: int) -> None:
 def threads_for(ensemble: Ensemble, batch: int, wanted: int = 0) -> int:
     """Return how many threads an update should use: what is wanted, else one for small work and all for large.
 
-    Small products gain little from a second thread, and lose tenfold when another process wants its core: the threads
+    Small products gain little from a second thread, and lose far more when another process wants its core: the threads
     of a parallel region wait for each other spinning.
     """
     if wanted:

@@ -1,7 +1,7 @@
 """Each algorithm at each scale as a short function returning a recipe; every number carries its source.
 
 Sources: [paper] printed in the paper's tables (l.1104 Atari, l.1320 Procgen); [open] the paper is silent, the reading
-is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, measured in results/.
+is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept; runs with it are in results/.
 """
 
 from collections.abc import Callable
@@ -114,7 +114,7 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
         recipe,
         steps=100_000 if minatar else 50_000,
         replay=replace(recipe.replay, warmup=1000),
-        optim=OptimSection(rate=5e-4 if minatar else 1e-3),  # [ours] 1e-4 at ratio 1 learns these small nets slowly
+        optim=OptimSection(rate=5e-4 if minatar else 1e-3),  # [ours] a guess for small nets, not swept
         explore=ExploreSection(decay_steps=10_000 if minatar else 5000),
     )
 
