@@ -1,7 +1,7 @@
 """Each algorithm at each scale as a short function returning a recipe; every number carries its source.
 
 Sources: [paper] printed in the paper's tables (l.1104 Atari, l.1320 Procgen); [open] the paper is silent, the reading
-is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept; runs with it are in results/.
+is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept.
 """
 
 from collections.abc import Callable
