@@ -163,10 +163,10 @@ def test_other_contradictions() -> None:
     few = {"replay.capacity": 64, "replay.warmup": 32, "protocol.lanes": 16, "replay.n_step": 3, "protocol.stack": 4}
     with pytest.raises(UserError, match="leaves 4 steps for each of 16 lanes: n_step 3 and stack 4 need more"):
         BASE.override(few)
-    early = {"protocol.lanes": 16, "replay.n_step": 20, "replay.warmup": 303}
-    with pytest.raises(UserError, match=r"replay.warmup 303 ends before the first 20-step transition of 16 lanes"):
+    early = {"protocol.lanes": 16, "replay.n_step": 20, "replay.warmup": 319}
+    with pytest.raises(UserError, match=r"replay.warmup 319 ends before the first 20-step transition of 16 lanes"):
         BASE.override(early)
-    BASE.override({**early, "replay.warmup": 304})
+    BASE.override({**early, "replay.warmup": 320})
 
 
 HEAD = 'env = "CartPole-v1"\n[protocol]\nname = "gymnasium"\n'

@@ -403,7 +403,7 @@ def test_learning_begins_after_the_warmup_and_recurs(every: int, first: int, sec
 
 
 def test_learning_can_begin_after_the_shortest_warmup_an_n_step_recipe_allows(tmp_path: Path) -> None:
-    training = started(cartpole(**{"protocol.lanes": 4, "replay.n_step": 5, "replay.warmup": 16}), tmp_path)
+    training = started(cartpole(**{"protocol.lanes": 4, "replay.n_step": 5, "replay.warmup": 20}), tmp_path)
     for _ in range(6):
         training.step()
     assert training.learner.updates > 0

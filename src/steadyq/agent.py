@@ -11,6 +11,7 @@ from steadyq import envs
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
+from steadyq.nets.ensemble import Form, best_form
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder
 from steadyq.value.estimators import Estimator, Quantile, Scalar
@@ -26,6 +27,27 @@ def device_for(recipe: Recipe) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("compute.device cuda: no GPU is visible to PyTorch here (use auto or cpu)")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def precision_for(recipe: Recipe) -> torch.dtype:
+    """What the layers compute in; switches PyTorch's TF32 on or off for this process accordingly."""
+    wanted, gpu = recipe.compute.precision, device_for(recipe).type == "cuda"
+    if wanted == "auto":
+        wanted = "bf16" if gpu else "fp32"
+    if wanted != "fp32" and not gpu:
+        raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted == "tf32"
+    return torch.bfloat16 if wanted == "bf16" else torch.float32
+
+
+def form_for(recipe: Recipe, network: Network, dtype: torch.dtype) -> Form:
+    """How the members run."""
+    wanted = recipe.compute.form
+    if wanted == "auto":
+        return best_form(network, device_for(recipe), dtype)
+    if wanted == "kernels" and not isinstance(network, ResNet):
+        raise UserError(f"compute.form kernels runs the resnet network, not {recipe.network.kind}: use auto or stacked")
+    return wanted
 
 
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
@@ -61,13 +83,15 @@ def operator_for(recipe: Recipe) -> Operator:
 
 def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
     """All members' networks."""
+    network, dtype = network_for(recipe, spec), precision_for(recipe)
     return Ensemble(
-        network=network_for(recipe, spec),
+        network=network,
         members=recipe.ensemble.members,
         actions=spec.num_actions,
         atoms=estimator_for(recipe).atoms,
         pixel_max=spec.pixel_max,
-        form=recipe.compute.form,
+        form=form_for(recipe, network, dtype),
+        dtype=dtype,
     )
 
 

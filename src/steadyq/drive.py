@@ -69,12 +69,13 @@ def train(
 def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
     saved = writer.load()
     training = Training(recipe, writer)
+    how = training.computes()
     if saved is None:
         training.start()
-        writer.event("start", 0, device=str(training.device))
+        writer.event("start", 0, **how)
     else:
         training.restore(saved)
-        writer.event("resume", training.step_count, device=str(training.device), exact=training.env.exact_restore)
+        writer.event("resume", training.step_count, **how, exact=training.env.exact_restore)
         display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
     sinks = Sinks(recipe, writer.path, training.step_count)
     try:

@@ -10,6 +10,7 @@ from steadyq import envs
 from steadyq.agent import Agent
 from steadyq.envs import Protocol
 from steadyq.explore import FrameStack
+from steadyq.value.capture import Captured
 
 LANES = 16
 
@@ -66,8 +67,9 @@ def play_games(
 
 
 def greedy_policy(agent: Agent) -> Policy:
-    """Act by the ensemble's mean value, without exploration."""
-    return lambda observation: agent.q(observation).argmax(-1).cpu().numpy()
+    """Act by the ensemble's mean value, without exploration; always on as many lanes as the first time."""
+    values = Captured(agent.q, agent.device)
+    return lambda observation: values(observation).argmax(-1).cpu().numpy()
 
 
 def random_policy(actions: int, seed: int) -> Policy:

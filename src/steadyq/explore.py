@@ -34,9 +34,9 @@ class FrameStack:
         """Append one frame per lane; lanes in `restart` forget what came before."""
         keep = self.observation[:, self.depth :].clone()
         if restart is not None and restart.any():
-            keep[torch.from_numpy(restart).to(keep.device)] = 0
+            keep *= torch.from_numpy(~restart).to(keep.device, non_blocking=True).view(-1, *[1] * (keep.dim() - 1))
         self.observation[:, : -self.depth] = keep
-        self.observation[:, -self.depth :] = torch.from_numpy(frame).to(keep.device)
+        self.observation[:, -self.depth :] = torch.from_numpy(frame).to(keep.device, non_blocking=True)
         return self.observation
 
 

@@ -284,8 +284,10 @@ class ComputeSection:
     """auto takes a GPU if there is one."""
     threads: int = 0
     """CPU threads; 0 takes one for small networks and all cores for large ones."""
-    form: Literal["stacked", "loop"] = "stacked"
-    """How members run: all at once, or one after another (the reference)."""
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
+    """What layers but the last compute in; parameters and Adam stay in fp32. auto: bf16 on a GPU, fp32 on a CPU."""
+    form: Literal["auto", "kernels", "stacked", "loop"] = "auto"
+    """How members run: all at once in our GPU kernels or in grouped layers, or one after another (the reference)."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -330,7 +332,7 @@ class Recipe:
                 f"replay.capacity {self.replay.capacity} leaves {slots} steps for each of {self.protocol.lanes} lanes: "
                 f"n_step {self.replay.n_step} and stack {self.protocol.stack} need more"
             )
-        first = self.protocol.lanes * (self.replay.n_step - 1)
+        first = self.protocol.lanes * self.replay.n_step
         if self.replay.warmup < first:
             raise UserError(
                 f"replay.warmup {self.replay.warmup} ends before the first {self.replay.n_step}-step transition of "

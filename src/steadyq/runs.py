@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -134,6 +135,23 @@ class Checkpoint:
     plain: dict[str, Any]
 
 
+def _write(checkpoint: Checkpoint, final: Path) -> None:
+    folder, unfinished = final.parent, final.parent / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for name, group in checkpoint.tensors.items():
+        save_file(group, unfinished / f"{name}.safetensors")
+    (unfinished / "state.json").write_text(json.dumps(checkpoint.plain))
+    for file_path in unfinished.iterdir():
+        _sync(file_path)
+    _sync(unfinished)
+    os.replace(unfinished, final)
+    _sync(folder)
+    for old in folder.iterdir():
+        if old != final:
+            shutil.rmtree(old)
+
+
 class Writer:
     """Exclusive write access to a run folder."""
 
@@ -148,6 +166,8 @@ class Writer:
         replace_text(self.path / "recipe.toml", recipe.to_toml())
         shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
         self._files: dict[str, IO[str]] = {}
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint, with the logs cut back to what it had seen; None at a first start."""
@@ -162,36 +182,41 @@ class Writer:
         return Checkpoint(tensors, plain)
 
     def save(self, checkpoint: Checkpoint, step: int, into: str = "checkpoints") -> Path:
-        """Write a checkpoint atomically, then drop older ones; `into="diverged"` keeps a broken state apart."""
+        """Write a checkpoint atomically, then drop older ones; `into="diverged"` keeps a broken state apart.
+
+        From a GPU the state is copied here and written in the background while training goes on; `wait` ends it.
+        """
+        self.wait()
         folder = self.path / into
-        unfinished, final = folder / "unfinished", folder / f"{step:010d}"
+        final = folder / f"{step:010d}"
         if final.exists():
             return final  # the same step is the same state; replacing it would for a moment leave none
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        for name, group in checkpoint.tensors.items():
-            save_file(
-                {key: t.detach().contiguous().cpu() for key, t in group.items()}, unfinished / f"{name}.safetensors"
-            )
         sizes = {}
         for name in LOGS:
             file = self._open(name)
             file.flush()
             os.fsync(file.fileno())
             sizes[name] = file.tell()
-        (unfinished / "state.json").write_text(json.dumps(checkpoint.plain | {"log_bytes": sizes}))
-        for file_path in unfinished.iterdir():
-            _sync(file_path)
-        _sync(unfinished)
-        os.replace(unfinished, final)
-        _sync(folder)
-        for old in folder.iterdir():
-            if old != final:
-                shutil.rmtree(old)
+        later = any(t.is_cuda for group in checkpoint.tensors.values() for t in group.values())
+        host = {
+            name: {key: t.detach().to("cpu", copy=later).contiguous() for key, t in group.items()}
+            for name, group in checkpoint.tensors.items()
+        }
+        plain = checkpoint.plain | {"log_bytes": sizes}
+        self._writing = self._background.submit(_write, Checkpoint(host, plain), final)
+        if not later:
+            self.wait()
         return final
+
+    def wait(self) -> None:
+        """Wait for a checkpoint that is being written; raises what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def drop_replay(self) -> None:
         """Remove the replay buffer from the last checkpoint: a finished run no longer needs it."""
+        self.wait()
         for checkpoint in self.folder.checkpoints():
             (checkpoint / "replay.safetensors").unlink(missing_ok=True)
 
@@ -208,11 +233,19 @@ class Writer:
         self._append("events", {"event": kind, "step": step, **values})
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write result.json."""
+        """Write result.json, after the checkpoint it speaks of."""
+        self.wait()
         replace_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
 
     def close(self) -> None:
         """Release the folder."""
+        try:
+            self.wait()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._background.shutdown()
         for file in self._files.values():
             file.close()
         self._lock.close()

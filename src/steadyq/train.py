@@ -14,6 +14,7 @@ from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
 from steadyq.evaluate import greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, FrameStack, epsilon_greedy
+from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
@@ -64,8 +65,8 @@ class Training:
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=10)  # raw returns of the last finished games
         self.rewarded_share = 0.0
-        self.sums = torch.zeros(len(MEASURES) + 1, device=self.device)  # of what updates measured, and their number
-        self._learn = Captured(self._learn_on_device, self.device)
+        self.learning = Learning(self.learner, self.ring, replay.batch)
+        self.sums = self.learning.sums
         self._act = Captured(self._act_on_device, self.device)
         self.wall = 0.0
         self._clock = time.monotonic()
@@ -77,10 +78,20 @@ class Training:
         self.stack.push(frame)
 
     def step(self) -> dict[str, Any] | None:
-        """One step of every lane, and the learning that is due after it; returns the metrics row if one was due."""
+        """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
+
+        Learning comes between choosing the actions and taking them, on what is stored by then: a GPU learns while the
+        emulators play, and nothing depends on which of the two is faster.
+        """
         lanes, recipe = self.spec.lanes, self.recipe
         self.diagnosed = None
-        action = epsilon_greedy(self.act_values(), self.epsilon.at(self.step_count), self.rng)
+        before = self.step_count
+        action = epsilon_greedy(self.act_values(), self.epsilon.at(before), self.rng)
+        self.step_count += lanes
+        vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
+        if warm and vector_step % recipe.replay.every == 0:
+            self.learn_and_watch(recipe.replay.ratio)
+
         step = self.env.step(action)
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated
@@ -91,19 +102,12 @@ class Training:
             self.learner.ceiling.fill_(self.ceiling.value)
         if self.watch:
             self.watch.returns.add(reward, step.terminated, step.truncated)
-        before = self.step_count
-        self.step_count += lanes
         self.rewarded_share += (
             (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
         )
         self._count_games(step.reward, step.game_over)
 
-        vector_step = self.step_count // lanes
-        if self.step_count > recipe.replay.warmup and vector_step % recipe.replay.every == 0:
-            for _ in range(recipe.replay.ratio - 1):
-                self.learn()
-            self.learn_and_watch()
-        if self.step_count > recipe.replay.warmup and vector_step % recipe.regulation.every == 0:
+        if warm and vector_step % recipe.regulation.every == 0:
             self.regulate()
         if before // recipe.record.every != self.step_count // recipe.record.every:
             return self.record()
@@ -116,16 +120,19 @@ class Training:
     @torch.no_grad()
     def _act_on_device(self, observation: Tensor) -> Tensor:
         learner = self.learner
-        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
+        params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
         return learner.values(params, observation).q.mean(0)
 
-    def learn(self) -> None:
-        """One update on a fresh batch."""
+    def learn(self, updates: int = 1) -> None:
+        """Update on fresh batches; what is random in all of them travels to the device at once."""
         operator, members = self.recipe.operator, self.recipe.ensemble.members
-        uniform = self.rng.random(self.recipe.replay.batch)
-        order = order_for(operator.exchange, members, self.rng)
-        self._learn(torch.from_numpy(np.concatenate([uniform, order, [self.forbids]])))
-        self.learner.count()
+        drawn = np.empty((updates, self.recipe.replay.batch + members + 1))
+        for row in drawn:
+            uniform = self.rng.random(self.recipe.replay.batch)
+            order = order_for(operator.exchange, members, self.rng)
+            row[:] = np.concatenate([uniform, order, [self.forbids]])
+        for row in torch.from_numpy(drawn).to(self.device, non_blocking=True):
+            self.learning(row)
 
     @property
     def forbids(self) -> bool:
@@ -133,10 +140,13 @@ class Training:
         forbid = self.recipe.operator.forbid
         return forbid == "rewarded" or (forbid == "auto" and self.rewarded_share < 0.5)
 
-    def learn_and_watch(self) -> None:
-        """One update, with the diagnostics around it if they are due."""
+    def learn_and_watch(self, updates: int) -> None:
+        """Update, with the diagnostics around the last update if they are due."""
         watch = self.watch
-        if watch is None or not watch.due(self.step_count) or self.learner.copies_next:
+        if watch is None or not watch.due(self.step_count):
+            return self.learn(updates)
+        self.learn(updates - 1)
+        if self.learner.copies_next:
             return self.learn()
         watch.before(self.learner)
         self.learn()
@@ -145,17 +155,6 @@ class Training:
         draw = Draw(order, torch.tensor(self.forbids, device=self.device))
         self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
         self.writer.diagnostic(self.diagnosed)
-
-    def _learn_on_device(self, drawn: Tensor) -> Tensor:
-        """The device's part of an update: `drawn` holds one uniform per sample, the order, and whether to forbid."""
-        size = self.recipe.replay.batch
-        draw = Draw(order=drawn[size:-1].long(), forbid=drawn[-1] > 0)
-        batch = self.ring.sample(drawn[:size])
-        update = self.learner.update(batch, draw)
-        self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        self.sums[:-1] += torch.stack(list(update.measures.values()))
-        self.sums[-1] += 1
-        return self.sums
 
     def regulate(self) -> None:
         """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
@@ -168,6 +167,7 @@ class Training:
             return
         learner = self.learner
         reinitialise_(mask, layers, learner.ensemble, learner.online, learner.target, learner.adam, self.generator)
+        learner.refresh()
         for member, layer in mask.nonzero().tolist():
             self.resets += 1
             self.writer.event(
@@ -241,6 +241,14 @@ class Training:
             )
             self.score[lane], self.game_steps[lane] = 0.0, 0
 
+    def computes(self) -> dict[str, str]:
+        """Where and how the updates run."""
+        ensemble = self.learner.ensemble
+        precision = str(ensemble.dtype).removeprefix("torch.")
+        if precision == "float32" and torch.backends.cudnn.allow_tf32 and self.device.type == "cuda":
+            precision = "tf32"
+        return {"device": str(self.device), "form": ensemble.form, "precision": precision}
+
     def agent(self) -> Agent:
         """The agent as it is now."""
         learner = self.learner
@@ -294,6 +302,7 @@ class Training:
         ):
             for key, tensor in group.items():
                 tensor.copy_(tensors[name][key])
+        learner.refresh()
         self.ring.restore(tensors["replay"])
         loop = tensors["loop"]
         self.stack.observation.copy_(loop["observation"])
@@ -351,7 +360,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "training_return_10": sum(training.recent) / len(training.recent) if training.recent else None,
         "random_return": float(np.mean([game.score for game in baseline])),
         "random_episodes": len(baseline),
-        "device": str(training.device),
+        **training.computes(),
         "wall_seconds": round(training.wall, 1),
         **provenance(),
     }

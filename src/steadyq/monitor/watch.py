@@ -139,12 +139,14 @@ class Tap:
 
 
 def members_first(outputs: Mapping[str, list[Tensor]], ensemble: Ensemble) -> Params:
-    """Bring layer outputs of either form to [member, batch, unit, ...]."""
-    return {name: _members_first(parts, ensemble).detach() for name, parts in outputs.items()}
+    """Bring layer outputs of any form to [member, batch, unit, ...] in float32."""
+    return {name: _members_first(parts, ensemble).detach().float() for name, parts in outputs.items()}
 
 
 def _members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
     if ensemble.form == "loop":
         return torch.stack(parts)
     (y,) = parts
+    if ensemble.form == "kernels":
+        return y.permute(0, 1, 4, 2, 3) if y.dim() == 5 else y
     return y.view(len(y), ensemble.members, -1, *y.shape[2:]).transpose(0, 1) if y.dim() == 4 else y

@@ -133,6 +133,11 @@ class ResNet:
         """The 19 rows of the paper's table."""
         return tuple(name for name in self.layers if not name.endswith("shortcut"))
 
+    @property
+    def block_strides(self) -> tuple[int, ...]:
+        """Stride of each of the eight blocks."""
+        return tuple(each for stride in self.strides for each in (stride, 1))
+
     def wire(self, layer: Execute, x: Tensor) -> Tensor:
         """Block(x) = ReLU(conv2(ReLU(conv1(x))) + shortcut(x))."""
         x = layer("stem.0", x, relu=True)

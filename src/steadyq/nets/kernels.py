@@ -72,7 +72,7 @@ def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl
 
 @jit
 def _tile_kernel(
-    x, w, bias, add, gate, out, members, batch,
+    x, w, bias, add, gate, out, members, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
@@ -118,7 +118,7 @@ def _tile_kernel(
             weight = tl.load(w_at + (ky * w_sy + kx * w_sx + c * w_sk), mask=w_mask, other=0.0)
         acc = tl.dot(a, weight, acc, input_precision=precision)
     if has_bias:
-        shift = tl.load(bias + m * outputs + n, mask=n < outputs, other=0.0).to(tl.float32)
+        shift = tl.load(bias + m * bias_sm + n, mask=n < outputs, other=0.0).to(tl.float32)
     else:
         shift = tl.zeros((block_n,), tl.float32)
     offset = m * o_sm + (b * o_sb + oy * o_sy + ox * o_sx)[:, None] + n[None, :]
@@ -129,7 +129,7 @@ def _tile_kernel(
 
 @jit
 def _strip_kernel(
-    x, w, bias, add, gate, out, members, batch,
+    x, w, bias, add, gate, out, members, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
     outputs: tl.constexpr, wide: tl.constexpr,
@@ -191,7 +191,7 @@ def _strip_kernel(
         w21 = tl.load(w_at + 2 * w_sy + w_sx, mask=w_mask, other=0.0)
         w22 = tl.load(w_at + 2 * w_sy + 2 * w_sx, mask=w_mask, other=0.0)
     if has_bias:
-        shift = tl.load(bias + m * outputs + o, mask=kept, other=0.0).to(tl.float32)
+        shift = tl.load(bias + m * bias_sm + o, mask=kept, other=0.0).to(tl.float32)
     else:
         shift = tl.zeros((block_n,), tl.float32)
     offset = m * o_sm + (b * o_sb + col * o_sx)[:, None] + (q * o_sx + o)[None, :]
@@ -230,7 +230,7 @@ def _strip_kernel(
 
 @jit
 def _spread_kernel(
-    g, w, side, side_w, add, gate, out, members, batch,
+    g, w, side, side_w, add, gate, out, members, batch, side_sm,
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, has_side: tl.constexpr,
@@ -260,7 +260,7 @@ def _spread_kernel(
     g_at = g + g_off
     s_at = side + g_off
     w_at = w + m * w_sm + k[:, None] * w_sk + n[None, :] * w_sn
-    s_w_at = side_w + m * outputs * channels + k[:, None] * channels + n[None, :]
+    s_w_at = side_w + m * side_sm + k[:, None] * channels + n[None, :]
     here = (real & (qy < out_h) & (qx < out_w))[:, None]
     right = (real & (qy < out_h) & (qx + 1 < out_w))[:, None]
     under = (real & (qy + 1 < out_h) & (qx < out_w))[:, None]
@@ -604,7 +604,8 @@ def _config(
 
 
 def _precision(dtype: torch.dtype) -> str:
-    return "tf32" if dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """How products of float32 are made: in three TF32 products that together keep float32's digits, or in one."""
+    return "tf32" if dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def _out_size(size: int, kernel: int, stride: int) -> int:
@@ -634,8 +635,9 @@ def _matching(x: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """Weights as `[member, out, ky, kx, in]` in memory; free when they are kept that way."""
-    return weight.permute(0, 1, 3, 4, 2).contiguous()
+    """Weights as `[member, out, ky, kx, in]`, each member's in that order in memory; free when kept that way."""
+    packed = weight.permute(0, 1, 3, 4, 2)
+    return packed if packed[0].is_contiguous() else packed.contiguous()
 
 
 def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
@@ -681,7 +683,7 @@ def _run_product(
     members, outputs, kernel, _, channels = packed.shape
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
     if flip:
-        packed = packed.view(-1)[(kernel * kernel - 1) * channels :]
+        packed = packed[0, 0, -1, -1]  # the last tap is the first
         channels, outputs = outputs, channels
         w_strides = (w_sm, w_si, w_so, -w_sy, -w_sx)
     else:
@@ -689,6 +691,7 @@ def _run_product(
     batch, in_h, in_w = x.shape[1:4]
     out_h, out_w = out.shape[2:4]
     config = config or _config("input" if flip else "forward", kernel, stride, in_h, channels, outputs, x.dtype)
+    bias_sm = 0 if bias is None else bias.stride(0)
     pointers = (
         x,
         packed,
@@ -707,14 +710,14 @@ def _run_product(
         tiles, strips, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
         _launch(
             _strip_kernel, (members * tiles * strips,), *pointers,
-            members, batch, *strides, in_h, in_w, channels, **sizes, **flags
+            members, batch, bias_sm, *strides, in_h, in_w, channels, **sizes, **flags
         )  # fmt: skip
     else:
         block_n = min(config.block_n, _power(outputs))
         grid = (members * triton.cdiv(batch * out_h * out_w, config.block_m) * triton.cdiv(outputs, block_n),)
         _launch(
             _tile_kernel, grid, *pointers,
-            members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+            members, batch, bias_sm, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
             block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(channels)), **flags,
         )  # fmt: skip
 
@@ -789,7 +792,8 @@ def run_input_gradient(
     _launch(
         _spread_kernel, grid, g, packed, g if side is None else side, packed if side_weight is None else side_weight,
         out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
-        *_steps(g, members), w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
+        0 if side_weight is None else side_weight.stride(0), *_steps(g, members),
+        w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
         has_side=side is not None, has_add=add is not None, has_gate=gate is not None, member_fast=_grouped(out),
         block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
@@ -1028,6 +1032,11 @@ def trunk_reference(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...
         beside = conv_reference(y, *shortcut, stride=stride) if shortcut else y
         y = conv_reference(middle, w2, b2, relu=True, residual=beside)
     return y
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether the kernels can be compiled for the device."""
+    return triton is not None and device.type == "cuda"
 
 
 def available(x: Tensor) -> bool:

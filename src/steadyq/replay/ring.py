@@ -60,7 +60,7 @@ class Ring:
         """Complete every lane's open slot with what the action led to, and open the next."""
         end = np.where(step.terminated, TERMINATED, np.where(step.truncated, TRUNCATED, RUNNING))
         slots = self._slots(self.head)
-        here = torch.from_numpy(slots).to(self.device)
+        here = self._put(slots)
         self.action[here] = self._put(action.astype(np.int64))
         self.reward[here] = self._put(reward.astype(np.float32))
         self.end[here] = self._put(end.astype(np.uint8))
@@ -130,17 +130,17 @@ class Ring:
             ready.extend(base + (int(self.head[lane]) - back) % self.length for back in complete)
         if ready:
             self.transitions += len(ready)
-            self.priorities.enable(torch.tensor(ready, device=self.device))
+            self.priorities.enable(self._put(np.array(ready)))
 
     def _advance(self, lanes: np.ndarray) -> None:
         """Move the heads on; the slot there, and those whose stack reached back into it, are gone."""
         self.head[lanes] = (self.head[lanes] + 1) % self.length
         self.wrapped = self.wrapped or bool((self.head[lanes] == 0).any())
         gone = (self.head[lanes][:, None] + np.arange(self.stack)) % self.length + lanes[:, None] * self.length
-        self.priorities.disable(torch.from_numpy(gone.ravel()).to(self.device))
+        self.priorities.disable(self._put(gone.ravel()))
 
     def _open(self, lanes: np.ndarray, frame: np.ndarray) -> None:
-        slots = torch.from_numpy(self._slots(self.head)[lanes]).to(self.device)
+        slots = self._put(self._slots(self.head)[lanes])
         self.frame[slots] = self._put(frame)
         self.age[slots] = self._put(self.head_age[lanes])
         self.end[slots] = RUNNING
@@ -155,6 +155,7 @@ class Ring:
         return lane + (index - lane + by) % self.length
 
     def _put(self, array: np.ndarray) -> Tensor:
+        """Move to the device without waiting for what is under way there."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:

@@ -163,21 +163,21 @@ def quantile_huber(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
 @jit
 def _adam_kernel(
     param, mean, square, grad, target, shadow, target_shadow, step, scale, lr, segment,
-    size, tensors, beta1, beta2, eps, decay, tau,
+    size, count, start, tensors, beta1, beta2, eps, decay, tau,
     has_target: tl.constexpr, has_shadow: tl.constexpr, has_target_shadow: tl.constexpr, has_segment: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
     i = chunk.to(tl.int64) * block + tl.arange(0, block)
-    mask = i < size
-    at = m * size + i
+    mask = i < count
+    at = m * size + start + i
     which = 0
     if has_segment:
-        which = tl.load(segment + chunk)
+        which = tl.load(segment + start // block + chunk)
     t = tl.load(step + m * tensors + which).to(tl.float32)
     rate = tl.load(lr).to(tl.float32)
-    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32) * tl.load(scale + m).to(tl.float32)
+    g = tl.load(grad + m * count + i, mask=mask, other=0.0).to(tl.float32) * tl.load(scale + m).to(tl.float32)
     p = tl.load(param + at, mask=mask, other=0.0)
     a = tl.load(mean + at, mask=mask, other=0.0)
     b = tl.load(square + at, mask=mask, other=0.0)
@@ -203,11 +203,12 @@ def adam_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
     betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0,
     target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
-    segment: Tensor | None = None, warps: int = 4, block: int = BLOCK,
+    segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
     """One optimizer step of every member in place: clip scale, Adam(W), Polyak target and low-precision copies.
 
     `param`, `mean`, `square`, `target` are float32 `[member, n]`, contiguous; `grad` and the shadows any float type.
+    `grad[member, count]` may be that of a part: of the parameters from `start`, a multiple of BLOCK, on.
     `scale[member]` multiplies the gradient. `step[member, tensor]` counts updates of that member's tensor since its
     moments were last cleared, this one included; with more than one tensor, `segment[n / BLOCK]` (int32) names the
     tensor of each run of BLOCK parameters.
@@ -215,16 +216,16 @@ def adam_(
     if not available(param):
         adam_reference_(
             param, mean, square, grad, step=step, scale=scale, lr=lr, betas=betas, eps=eps, decay=decay, target=target,
-            tau=tau, shadow=shadow, target_shadow=target_shadow, segment=segment,
+            tau=tau, shadow=shadow, target_shadow=target_shadow, segment=segment, start=start,
         )  # fmt: skip
         return
-    members, size = param.shape
-    _adam_kernel[(triton.cdiv(size, block), members)](
+    members, count = grad.shape
+    _adam_kernel[(triton.cdiv(count, BLOCK), members)](
         param, mean, square, grad, param if target is None else target, param if shadow is None else shadow,
         param if target_shadow is None else target_shadow, step, scale, lr, step if segment is None else segment,
-        size, step.numel() // members, betas[0], betas[1], eps, decay, tau,
+        param.shape[1], count, start, step.numel() // members, betas[0], betas[1], eps, decay, tau,
         has_target=target is not None, has_shadow=shadow is not None, has_target_shadow=target_shadow is not None,
-        has_segment=segment is not None, block=block, num_warps=warps,
+        has_segment=segment is not None, block=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -232,13 +233,17 @@ def adam_reference_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
     betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0,
     target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
-    segment: Tensor | None = None,
+    segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
     """What `adam_` computes, in plain PyTorch."""
-    members, size = param.shape
+    members, count = grad.shape
+    param, mean, square = (part[:, start : start + count] for part in (param, mean, square))
+    target, shadow, target_shadow = (
+        None if part is None else part[:, start : start + count] for part in (target, shadow, target_shadow)
+    )
     t = step.view(members, -1).to(torch.float32)
     if segment is not None:
-        t = t[:, segment.long()].repeat_interleave(BLOCK, 1)[:, :size]
+        t = t[:, segment[start // BLOCK :].long()].repeat_interleave(BLOCK, 1)[:, :count]
     g = grad.to(torch.float32) * scale[:, None]
     mean.lerp_(g, 1 - betas[0])
     square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])

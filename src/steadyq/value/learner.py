@@ -11,8 +11,9 @@ from torch import Tensor
 
 from steadyq.nets.ensemble import Ensemble
 from steadyq.value.estimators import Estimator
+from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take
-from steadyq.value.optim import Adam, AdamState, member_norm, polyak_
+from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
 
 
@@ -43,7 +44,11 @@ MEASURES = (
 
 
 class Learner:
-    """Online and target parameters, the optimizer, and the update that moves them."""
+    """Online and target parameters, the optimizer, and the update that moves them.
+
+    Forward passes read `online_low` and `target_low`: the parameters themselves, or copies of lower precision. Whoever
+    writes `online` or `target` from outside calls `refresh` afterwards.
+    """
 
     def __init__(
         self,
@@ -59,9 +64,17 @@ class Learner:
         self.operator = operator
         self.settings = settings
         self.device = torch.device(device)
-        self.online = ensemble.initial(generator, device)
-        self.target = {name: p.clone() for name, p in self.online.items()}
-        self.adam = AdamState.zeros(self.online)
+        initial = ensemble.initial(generator, device)
+        self.flat: Flat | None = None
+        if self.device.type == "cpu" and ensemble.dtype == torch.float32:
+            self.online = self.online_low = initial
+            self.target = self.target_low = {name: p.clone() for name, p in initial.items()}
+            self.adam = AdamState.zeros(self.online)
+        else:
+            last = (f"{ensemble.last}.weight", f"{ensemble.last}.bias")
+            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, exact=last)
+            self.online, self.target, self.adam = flat.online, flat.target, flat.adam
+            self.online_low, self.target_low = flat.online_low, flat.target_low
         self.ceiling = torch.full((), torch.inf, device=device)
         self.updates = 0
 
@@ -80,18 +93,33 @@ class Learner:
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member, and the target's step towards it."""
         with torch.no_grad():
-            target = self.values(self.target, batch.next_observation)
-            online = self.values(self.online, batch.next_observation) if self.operator.reads_online else target
+            target = self.values(self.target_low, batch.next_observation)
+            online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
             z_next = self.operator(online, target, batch, draw)
             y = self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
-        gradient, (_, (each, q)) = torch.func.grad_and_value(self.loss, has_aux=True)(self.online, batch, y)
+        leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
+        loss, (each, q) = self.loss(leaves, batch, y)
+        gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        each, q = each.detach(), q.detach()
         with torch.no_grad():
-            norm = member_norm(gradient)
-            scale = (self.settings.clip / norm.clamp_min(1e-6)).clamp_max(1.0)
-            self.settings.adam.step_(self.online, gradient, self.adam, scale)
-            if self.settings.hard_copy_every == 0:
-                polyak_(self.target, self.online, self.settings.tau)
-            return self.measure(batch, target, y, each, q, norm)
+            return self.measure(batch, target, y, each, q, self.step_(gradient))
+
+    def step_(self, gradient: Params) -> Tensor:
+        """Move online and target parameters; returns each member's gradient norm."""
+        settings = self.settings
+        tau = None if settings.hard_copy_every else settings.tau
+        if self.flat is not None:
+            return self.flat.step_(gradient, settings.clip, tau)
+        norm = member_norm(gradient)
+        settings.adam.step_(self.online, gradient, self.adam, clip_scale(norm, settings.clip))
+        if tau is not None:
+            polyak_(self.target, self.online, tau)
+        return norm
+
+    def refresh(self) -> None:
+        """Bring what forward passes read up to date with `online` and `target`."""
+        if self.flat is not None:
+            self.flat.refresh_()
 
     @property
     def copies_next(self) -> bool:
@@ -105,6 +133,7 @@ class Learner:
         every = self.settings.hard_copy_every
         if every and self.updates % every == 0:
             polyak_(self.target, self.online, 1.0)
+            self.refresh()
 
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor, norm: Tensor) -> Update:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""

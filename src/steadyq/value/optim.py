@@ -33,6 +33,11 @@ def member_norm(gradient: Params) -> Tensor:
     return norm
 
 
+def clip_scale(norm: Tensor, clip: float) -> Tensor:
+    """Return what each member's gradient is multiplied by, so that its norm is at most `clip`."""
+    return (clip / norm.clamp_min(1e-6)).clamp_max(1.0)
+
+
 def along(members: Tensor, like: Tensor) -> Tensor:
     """View a [member] tensor so that it broadcasts over `like[member, ...]`."""
     return members.view(-1, *[1] * (like.dim() - 1))

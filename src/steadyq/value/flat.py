@@ -1,0 +1,109 @@
+"""All members' parameters in one buffer, and their targets, moments and gradient in others like it.
+
+What a GPU gains: one pass clips, steps, averages the target and refreshes the low-precision copies, 40 bytes read or
+written per parameter and each of them once (`fused.adam_`). Everything else sees ordinary named tensors, which are
+views of the buffers.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from steadyq.value.fused import BLOCK, adam_
+from steadyq.value.optim import Adam, AdamState, clip_scale
+from steadyq.value.shapes import Params
+
+LARGE = 1 << 20
+"""Parameters per member from which a tensor's gradient is worth leaving where it is."""
+
+
+class Flat:
+    """Parameters `[member, n]` by name; each tensor starts at a multiple of `BLOCK`, so that it counts its own steps.
+
+    Convolution weights lie as `[out, ky, kx, in]`, the order in which the kernels read them. `online_low` and
+    `target_low` are what forward passes read: copies in `dtype`, but for the `exact` ones, or the parameters.
+    """
+
+    def __init__(self, initial: Params, settings: Adam, dtype: torch.dtype, exact: tuple[str, ...]) -> None:
+        some = next(iter(initial.values()))
+        self.members, self.device = some.shape[0], some.device
+        self.settings, self.rate = settings, torch.tensor(settings.rate, device=self.device)
+        self.shapes = {name: p.shape for name, p in initial.items()}
+        blocks = [-(-math.prod(shape[1:]) // BLOCK) for shape in self.shapes.values()]
+        self.starts = dict(zip(self.shapes, (BLOCK * sum(blocks[:i]) for i in range(len(blocks))), strict=True))
+        self.size = BLOCK * sum(blocks)
+        tensor = [i for i, count in enumerate(blocks) for _ in range(count)]
+        self.segment = torch.tensor(tensor, dtype=torch.int32, device=self.device)
+        self.steps = torch.zeros(self.members, len(blocks), device=self.device)
+        self.buffers = {name: self._buffer() for name in ("online", "target", "first", "second")}
+        self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())
+        self.adam = AdamState(first, second, dict(zip(self.shapes, self.steps.unbind(1), strict=True)))
+        self.dtype = dtype
+        self.low = None if dtype == torch.float32 else (self._buffer(dtype), self._buffer(dtype))
+        self.online_low, self.target_low = self.online, self.target
+        if self.low is not None:
+            kept = ({name: part[name] for name in exact} for part in (self.online, self.target))
+            self.online_low, self.target_low = (self.views(low) | own for low, own in zip(self.low, kept, strict=True))
+        for name, p in initial.items():
+            self.online[name].copy_(p)
+            self.target[name].copy_(p)
+        self.refresh_()
+
+    def views(self, buffer: Tensor) -> Params:
+        """The named tensors inside a buffer."""
+        return {name: self._view(buffer, name) for name in self.shapes}
+
+    @torch.no_grad()
+    def step_(self, gradient: Params, clip: float, tau: float | None) -> Tensor:
+        """One step of every member, and of its target unless tau is None; returns the gradient norms, [member]."""
+        parts = self.runs(gradient)
+        norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float32) for _, g in parts]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        scale = clip_scale(norm, clip)
+        self.steps += 1
+        online_low, target_low = self.low or (None, None)
+        for start, part in parts:
+            adam_(
+                self.buffers["online"], self.buffers["first"], self.buffers["second"], part, start=start,
+                step=self.steps, scale=scale, lr=self.rate, betas=self.settings.betas, eps=self.settings.epsilon,
+                target=None if tau is None else self.buffers["target"], tau=tau or 0.0,
+                shadow=online_low, target_shadow=None if tau is None else target_low, segment=self.segment,
+            )  # fmt: skip
+        return norm
+
+    def runs(self, gradient: Params) -> list[tuple[int, Tensor]]:
+        """Where in the buffers each stretch of gradient belongs, [member, count]: large tensors as they are, the many
+        small ones between them joined into one.
+        """
+        found: list[tuple[int, list[Tensor]]] = []
+        joining = False
+        for name, g in gradient.items():
+            flat = (g.permute(0, 1, 3, 4, 2) if g.dim() == 5 else g).flatten(1)
+            large = flat.shape[1] >= LARGE
+            if large or not joining:
+                found.append((self.starts[name], []))
+            if large:
+                found[-1][1].append(flat)
+            else:
+                padding = flat.new_zeros(self.members, -flat.shape[1] % BLOCK, dtype=self.dtype)
+                found[-1][1].extend((flat.to(self.dtype), padding))
+            joining = not large
+        return [(start, parts[0] if len(parts) == 1 else torch.cat(parts, 1)) for start, parts in found]
+
+    @torch.no_grad()
+    def refresh_(self) -> None:
+        """Bring the low-precision copies up to date after something else wrote the parameters."""
+        for low, name in zip(self.low or (), ("online", "target"), strict=False):
+            low.copy_(self.buffers[name])
+
+    def _buffer(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(self.members, self.size, dtype=dtype, device=self.device)
+
+    def _view(self, buffer: Tensor, name: str) -> Tensor:
+        members, *shape = self.shapes[name]
+        flat = buffer[:, self.starts[name] : self.starts[name] + math.prod(shape)]
+        if len(shape) != 4:
+            return flat.view(members, *shape)
+        outputs, inputs, height, width = shape
+        return flat.view(members, outputs, height, width, inputs).permute(0, 1, 4, 2, 3)

@@ -1,0 +1,124 @@
+"""Parameters in one buffer learn what separate tensors learn."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from steadyq.nets import MLP, Ensemble, ResNet
+from steadyq.nets.encoders import Network
+from steadyq.value import flat as module
+from steadyq.value.estimators import Quantile
+from steadyq.value.flat import Flat
+from steadyq.value.fused import BLOCK
+from steadyq.value.learner import Learner, Settings
+from steadyq.value.operators import Controlled
+from steadyq.value.optim import Adam
+from steadyq.value.regulation import reinitialise_
+from steadyq.value.shapes import Batch, Draw
+
+ATOMS, ACTIONS, MEMBERS, COUNT = 5, 3, 2, 6
+IMAGE = (2, 9, 9)
+NETWORKS: dict[str, Network] = {
+    "mlp": MLP((2 * 9 * 9,), ACTIONS * ATOMS, (40, 30)),
+    "resnet": ResNet(IMAGE, ACTIONS * ATOMS, scale=1, head_multiple=8),
+}
+
+
+def learner_of(kind: str, dtype: torch.dtype = torch.float32, hard_copy_every: int = 0) -> Learner:
+    settings = Settings(adam=Adam(rate=1e-3), clip=0.05, tau=0.1, hard_copy_every=hard_copy_every)
+    ensemble = Ensemble(NETWORKS[kind], MEMBERS, ACTIONS, ATOMS, dtype=dtype)
+    return Learner(ensemble, Quantile(ATOMS), Controlled(), settings, torch.Generator().manual_seed(0))
+
+
+def flattened(learner: Learner) -> Learner:
+    """The same learner with its parameters in one buffer, as on a GPU."""
+    exact = tuple(f"{learner.ensemble.last}.{part}" for part in ("weight", "bias"))
+    learner.flat = flat = Flat(learner.online, learner.settings.adam, learner.ensemble.dtype, exact)
+    learner.online, learner.target, learner.adam = flat.online, flat.target, flat.adam
+    learner.online_low, learner.target_low = flat.online_low, flat.target_low
+    return learner
+
+
+def update(learner: Learner, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    shape = IMAGE if isinstance(learner.ensemble.network, ResNet) else (2 * 9 * 9,)
+    see = torch.randn(2, COUNT, *shape, generator=generator)
+    action = torch.randint(ACTIONS, (COUNT,), generator=generator)
+    reward = torch.rand(COUNT, generator=generator)
+    ones, index = torch.ones(COUNT), torch.arange(COUNT)
+    batch = Batch(see[0], action, reward, 0.9 * ones, see[1], ones, index, index)
+    found = learner.update(batch, Draw(torch.tensor([1, 0]), torch.tensor(True)))
+    learner.count()
+    return found
+
+
+@pytest.mark.parametrize("large", [1, 500, 1 << 20])
+@pytest.mark.parametrize("hard", [0, 2])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_one_buffer_learns_what_separate_tensors_learn(
+    kind: str, hard: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients left in place, joined, and mixed; clipped; a layer reset on the way."""
+    monkeypatch.setattr(module, "LARGE", large)
+    plain, flat = learner_of(kind, hard_copy_every=hard), flattened(learner_of(kind, hard_copy_every=hard))
+    layers = plain.ensemble.network.monitored
+    for step in range(4):
+        theirs, mine = update(plain, step), update(flat, step)
+        torch.testing.assert_close(mine.priority, theirs.priority, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mine.measures["gradient_norm"], theirs.measures["gradient_norm"])
+        if step == 1:
+            mask = torch.zeros(MEMBERS, len(layers), dtype=torch.bool)
+            mask[1, 0] = True
+            for one in (plain, flat):
+                generator = torch.Generator().manual_seed(9)
+                reinitialise_(mask, layers, one.ensemble, one.online, one.target, one.adam, generator)
+                one.refresh()
+    for name in plain.online:
+        torch.testing.assert_close(flat.online[name], plain.online[name], rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(flat.target[name], plain.target[name], rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(flat.adam.step[name], plain.adam.step[name])
+    assert flat.adam.step[f"{layers[0]}.weight"].tolist() == [4, 2]
+
+
+def test_low_precision_copies_follow_and_the_last_layer_stays_exact() -> None:
+    learner = learner_of("mlp", torch.float16)
+    flat = learner.flat
+    assert flat is not None
+    before = learner.online["fc1.weight"].clone()
+    for step in range(3):
+        update(learner, step)
+    assert not torch.equal(learner.online["fc1.weight"], before)
+    for name, p in learner.online.items():
+        for low, full in ((learner.online_low[name], p), (learner.target_low[name], learner.target[name])):
+            if name.startswith("head"):
+                assert low.data_ptr() == full.data_ptr()
+            else:
+                assert low.dtype == torch.float16
+                torch.testing.assert_close(low, full.half(), rtol=0, atol=0)
+    learner.online["fc1.weight"].fill_(0.25)
+    learner.refresh()
+    assert learner.online_low["fc1.weight"].eq(0.25).all()
+
+
+def test_half_precision_learns_nearly_what_float32_learns() -> None:
+    full, half = learner_of("mlp"), learner_of("mlp", torch.float16)
+    for step in range(3):
+        theirs, mine = update(full, step), update(half, step)
+        torch.testing.assert_close(mine.priority, theirs.priority, rtol=1e-2, atol=1e-4)
+    for name, p in full.online.items():
+        torch.testing.assert_close(half.online[name], p, rtol=0, atol=3 * 2e-3)  # at most the three steps themselves
+
+
+def test_every_tensor_has_its_own_stretch_and_keeps_its_shape() -> None:
+    learner = flattened(learner_of("resnet"))
+    flat = learner.flat
+    assert flat is not None
+    assert flat.size % BLOCK == 0
+    for index, (name, p) in enumerate(learner.online.items()):
+        p.fill_(index + 1.0)
+        assert flat.starts[name] % BLOCK == 0
+        own = flat.buffers["online"] == index + 1
+        assert int(own.sum()) == p.numel()
+        blocks = own.view(MEMBERS, -1, BLOCK).any(2)
+        assert all((flat.segment[row] == index).all() for row in blocks)
