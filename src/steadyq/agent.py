@@ -36,7 +36,7 @@ def precision_for(recipe: Recipe) -> torch.dtype:
         wanted = "bf16" if gpu else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
     return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 

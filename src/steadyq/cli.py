@@ -489,6 +489,46 @@ def doctor(words: list[str]) -> int:
     return 0
 
 
+@dataclass
+class BenchOptions:
+    """Time updates in every form and scale, their parts, acting, environments, and other libraries' updates.
+
+    Figures are medians and ratios of one run; a busy machine blurs them. A GPU run with compilation takes minutes.
+    """
+
+    json: Path | None = None
+    """Also write all figures, with versions and hardware, to this file."""
+    section: tuple[Literal["gpu", "growth", "env", "cpu"], ...] = ()
+    """Only these sections; by default all that this machine can show."""
+    scales: tuple[str, ...] = ()
+    """Only these scales of section gpu, members x s: 4x2 16x4."""
+    compile: bool = True
+    """Whether to time grouped convolutions under torch.compile too."""
+
+
+def bench(words: list[str]) -> int:
+    """Time updates, acting and environments on this machine: `steadyq bench --json times.json`."""
+    from steadyq.bench.run import Bench
+
+    options = parse(BenchOptions, words)
+    scales = tuple(_scale(text) for text in options.scales)
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
+    run = Bench(OUT, tuple(options.section), compile=options.compile)
+    run.scales = scales or run.scales
+    found = run.run()
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _scale(text: str) -> tuple[int, int]:
+    members, _, scale = text.partition("x")
+    if not (members.isdigit() and scale.isdigit() and int(members) and int(scale)):
+        raise UserError(f"scale {text!r}: write members x s, for example 4x2")
+    return int(members), int(scale)
+
+
 def paper(words: list[str]) -> int:
     """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
     from steadyq.presets import recipe_for
@@ -608,6 +648,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": sweep,
     "presets": presets,
     "paper": paper,
+    "bench": bench,
     "doctor": doctor,
     "demo": demo,
 }

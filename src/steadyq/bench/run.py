@@ -1,0 +1,177 @@
+"""All measurements of `steadyq bench`, one section after another, each printed as soon as it is there."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from steadyq import envs
+from steadyq.bench.clock import milliseconds
+from steadyq.bench.others import sb3_updates
+from steadyq.bench.updates import Case, PlainLoop, peak_memory, timed_form, update_of
+from steadyq.cpu import settle
+from steadyq.errors import UserError
+from steadyq.nets import kernels
+from steadyq.runs import provenance
+
+SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
+SECTIONS = ("gpu", "growth", "env", "cpu")
+STEPS = 100_000
+GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/coinrun")
+PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
+Row = dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """What is measured, and what has been."""
+
+    console: Console
+    sections: tuple[str, ...] = ()
+    scales: tuple[tuple[int, int], ...] = SCALES
+    compile: bool = True
+    results: Row = field(default_factory=dict)
+
+    def run(self) -> Row:
+        """Measure everything that this machine can show."""
+        gpu = torch.cuda.is_available()
+        wanted = self.sections or (SECTIONS if gpu else ("env", "cpu"))
+        if not gpu and any(name in ("gpu", "growth") for name in self.sections):
+            raise UserError("the sections gpu and growth need a GPU, and PyTorch sees none here: use env, cpu")
+        self.results = provenance() | {"torch_threads": torch.get_num_threads()}
+        for name in wanted:
+            getattr(self, name)()
+        return self.results
+
+    def gpu(self) -> None:
+        """Every form at every scale."""
+        device, rows = torch.device("cuda"), self.results.setdefault("gpu", [])
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        for members, scale in self.scales:
+            case = Case(members, scale)
+            found: dict[str, Row] = {PLAIN: _plain(case, device)}
+            if self.compile:
+                found[COMPILED] = timed_form(case, "stacked", torch.bfloat16, device, compiled=True)
+            for form in ("stacked", "kernels") if kernels.compiles(device) else ("stacked",):
+                for dtype, short in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+                    detail = form == "kernels" and short == "bf16"
+                    found[f"{form}, {short}"] = timed_form(case, form, dtype, device, detail=detail)
+            for name, row in found.items():
+                row["faster_than_plain"] = found[PLAIN]["update_ms"] / row["update_ms"]
+                if COMPILED in found:
+                    row["faster_than_compiled"] = found[COMPILED]["update_ms"] / row["update_ms"]
+                if "act_ms" in row:
+                    row["hours_ratio_1"] = STEPS * (row["update_ms"] + row["act_ms"]) / 3.6e6
+                    row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
+                rows.append({"members": members, "scale": scale, "form": name, **row})
+            self.console.print(_update_table(f"{members} members, s = {scale}", rows, members, scale))
+
+    def growth(self) -> None:
+        """Time against members and replay ratio, in the default form."""
+        device = torch.device("cuda")
+        found: dict[str, dict[int, float]] = {"members": {}, "ratio": {}}
+        self.results["growth"] = found
+        for members in (1, 2, 4, 8, 16):
+            row = timed_form(Case(members, 2), "kernels", torch.bfloat16, device)
+            found["members"][members] = row["update_ms"]
+        case = Case(4, 2)
+        update = update_of(case.learner("kernels", torch.bfloat16, device), case.ring(device))
+        for ratio in (1, 2, 4, 8):
+            found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
+        for name, values in found.items():
+            first = next(iter(values.values()))
+            table = Table(name, "ms", "times the first", title=f"Growth with {name} (s = 2)", box=None)
+            for value, ms in values.items():
+                table.add_row(str(value), f"{ms:.2f}", f"{ms / first:.2f}")
+            self.console.print(table)
+
+    def env(self) -> None:
+        """Steps of real environments."""
+        found = self.results["env"] = {}
+        table = Table("environment", "lanes", "steps/s", title="Environment steps, uniformly random", box=None)
+        for name in GAMES:
+            for lanes in (1, 16):
+                try:
+                    rate = _steps_per_second(name, lanes)
+                except UserError as error:
+                    self.console.print(f"{name}: {error}")
+                    break
+                found[f"{name} x {lanes}"] = rate
+                table.add_row(name, str(lanes), f"{rate:,.0f}")
+        self.console.print(table)
+
+    def cpu(self) -> None:
+        """The MinAtar network on one CPU thread, as training runs it, beside other libraries."""
+        device, threads = torch.device("cpu"), torch.get_num_threads()
+        settle(1)
+        try:
+            rows: list[Row] = []
+            for members in (1, 4, 8, 16):
+                case = Case(members, capacity=1000)
+                plain = _plain(case, device)["update_ms"]
+                loop = timed_form(case, "loop", torch.float32, device)["update_ms"]
+                stacked = timed_form(case, "stacked", torch.float32, device)["update_ms"]
+                rows.append({"members": members, "plain_ms": plain, "loop_ms": loop, "stacked_ms": stacked})
+            others = sb3_updates(Case(1, capacity=1000))
+        finally:
+            torch.set_num_threads(threads)
+        self.results["cpu"] = {"updates": rows, "others_ms": others, "threads": 1}
+        table = Table("members", "plain loop", "loop", "stacked", "plain / stacked", box=None)
+        table.title = "MinAtar network on one CPU thread, 51 quantiles, ms per update"
+        for row in rows:
+            plain, stacked = row["plain_ms"], row["stacked_ms"]
+            table.add_row(
+                str(row["members"]), f"{plain:.2f}", f"{row['loop_ms']:.2f}", f"{stacked:.2f}", f"{plain / stacked:.2f}"
+            )
+        self.console.print(table)
+        for name, ms in others.items():
+            self.console.print(f"{name}, one network: {ms:.2f} ms, {ms / rows[0]['stacked_ms']:.2f} times ours")
+
+
+def _repeat(function: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        function()
+
+
+def _plain(case: Case, device: torch.device) -> Row:
+    with peak_memory(device) as memory:
+        update_ms = milliseconds(PlainLoop(case, device), device, warm=3)
+    return {"update_ms": update_ms} | ({"peak_gb": memory["gb"]} if memory else {})
+
+
+def _steps_per_second(name: str, lanes: int, seconds: float = 2.0) -> float:
+    env = envs.make(envs.canonical(name), envs.protocol_for(name), seed=0, lanes=lanes)
+    try:
+        env.reset()
+        rng, actions = np.random.default_rng(0), env.spec.num_actions
+        for _ in range(20):
+            env.step(rng.integers(actions, size=lanes))
+        steps, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds:
+            env.step(rng.integers(actions, size=lanes))
+            steps += lanes
+        return steps / spent
+    finally:
+        env.close()
+
+
+def _update_table(title: str, rows: Iterable[Row], members: int, scale: int) -> Table:
+    table = Table("form", "ms", "x plain", "x compiled", "act ms", "GB", "hours at ratio 1 / 4", title=title, box=None)
+    for row in rows:
+        if (row["members"], row["scale"]) != (members, scale):
+            continue
+        compiled, act = row.get("faster_than_compiled"), row.get("act_ms")
+        hours = f"{row['hours_ratio_1']:.2f} / {row['hours_ratio_4']:.2f}" if act else ""
+        table.add_row(
+            row["form"], f"{row['update_ms']:.2f}", f"{row['faster_than_plain']:.1f}",
+            f"{compiled:.1f}" if compiled else "", f"{act:.2f}" if act else "", f"{row.get('peak_gb', 0):.1f}", hours,
+        )  # fmt: skip
+        for name, ms in row.get("parts_ms", {}).items():
+            table.add_row(f"  {name}", f"{ms:.2f}")
+    return table

@@ -1,0 +1,257 @@
+"""One update in every form: how long, in which parts, in how much memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from steadyq.bench.clock import milliseconds
+from steadyq.envs.vector import EnvSpec
+from steadyq.learning import Learning
+from steadyq.nets import Ensemble, MinAtarNet, Network, ResNet
+from steadyq.nets.encoders import Conv
+from steadyq.nets.ensemble import Form
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
+from steadyq.value.capture import Captured
+from steadyq.value.estimators import Quantile
+from steadyq.value.fused import quantile_huber_reference
+from steadyq.value.learner import Learner, Settings
+from steadyq.value.operators import Controlled, take
+from steadyq.value.optim import Adam
+from steadyq.value.shapes import Batch, Draw, Params, Values
+
+BATCH, ATOMS = 32, 51
+SETTINGS = Settings(Adam(1e-4), clip=10.0, tau=0.005, hard_copy_every=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: an ensemble on an environment's shapes, with a full replay buffer."""
+
+    members: int
+    scale: int = 0  # of the ResNet; 0 is the MinAtar network
+    capacity: int = 100_000
+    atoms: int = ATOMS
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Atari with all 18 actions, or MinAtar Breakout."""
+        if self.scale:
+            return _spec((1, 84, 84), "uint8", 255.0, stack=4, actions=18)
+        return _spec((4, 10, 10), "float32", 1.0, stack=1, actions=6)
+
+    @property
+    def network(self) -> Network:
+        """One member."""
+        spec, (channels, height, width) = self.spec, self.spec.observation_shape
+        outputs, image = spec.num_actions * self.atoms, (channels, height, width)
+        return ResNet(image, outputs, self.scale) if self.scale else MinAtarNet(image, outputs)
+
+    def learner(self, form: Form, dtype: torch.dtype, device: torch.device, kind: type[Learner] = Learner) -> Learner:
+        """The ensemble's learner in a form."""
+        actions, pixel_max = self.spec.num_actions, self.spec.pixel_max
+        ensemble = Ensemble(self.network, self.members, actions, self.atoms, pixel_max, form, dtype)
+        estimator = Quantile(self.atoms)
+        return kind(ensemble, estimator, Controlled(), SETTINGS, torch.Generator().manual_seed(0), device)
+
+    def ring(self, device: torch.device) -> Ring:
+        """A replay buffer full of noise."""
+        ring = Ring(self.spec, self.capacity, gamma=0.99, sampling=Sampling(), device=device)
+        if self.spec.frame_dtype == "uint8":
+            ring.frame.random_(0, 256)
+        else:
+            ring.frame.bernoulli_(0.1)
+        ring.action.random_(0, self.spec.num_actions)
+        ring.reward.random_(-1, 2)
+        ring.age.fill_(100)
+        ring.priorities.mass[: self.capacity].uniform_(0.1, 1.0)
+        return ring
+
+
+def _spec(frame: tuple[int, int, int], dtype: Any, pixel_max: float, *, stack: int, actions: int) -> EnvSpec:
+    names = tuple(f"action {i}" for i in range(actions))
+    return EnvSpec(
+        name="noise", frame_shape=frame, frame_dtype=dtype, pixel_max=pixel_max, stack=stack, num_actions=actions,
+        lanes=1, action_names=names, frames_per_step=1,
+    )  # fmt: skip
+
+
+class Draws:
+    """Fresh randomness for every update, as training draws it."""
+
+    def __init__(self, members: int) -> None:
+        self.rng, self.members = np.random.default_rng(0), members
+
+    def __call__(self) -> Tensor:
+        """One uniform number per sample, an order, and whether to forbid."""
+        order = np.roll(np.arange(self.members), 1)
+        return torch.from_numpy(np.concatenate([self.rng.random(BATCH), order, [1]]))
+
+
+class PlainLoop:
+    """What one would write: for each member a network, a backward pass, a clip and a `torch.optim.Adam`, in float32."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case, self.ring, self.draws = case, case.ring(device), Draws(case.members)
+        self.learner = case.learner("loop", torch.float32, torch.device("cpu"))  # for its functions
+        actions, pixel_max = case.spec.num_actions, case.spec.pixel_max
+        self.one = Ensemble(case.network, 1, actions, case.atoms, pixel_max, "loop")
+        initial = self.learner.online
+        self.online: list[Params] = [
+            {name: p[i : i + 1].to(device).clone().requires_grad_() for name, p in initial.items()}
+            for i in range(case.members)
+        ]
+        self.target = [{name: p.detach().clone() for name, p in one.items()} for one in self.online]
+        self.adams = [torch.optim.Adam(list(one.values()), lr=1e-4) for one in self.online]
+        self.ceiling = torch.full((), torch.inf, device=device)
+        self.device = device
+
+    def __call__(self) -> None:
+        """One update."""
+        drawn = self.draws().to(self.device)
+        batch = self.ring.sample(drawn[:BATCH])
+        draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
+        estimator = self.learner.estimator
+        with torch.no_grad():
+            z = torch.cat([self.one.forward(one, batch.next_observation) for one in self.target])
+            values = Values(z, estimator.q(z))
+            z_next = self.learner.operator(values, values, batch, draw)
+            y = estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
+        priority = torch.zeros(BATCH, device=self.device)
+        for i, (online, target, adam) in enumerate(zip(self.online, self.target, self.adams, strict=True)):
+            z = take(self.one.forward(online, batch.observation), batch.action[None])
+            each = quantile_huber_reference(z, y[i : i + 1])
+            adam.zero_grad()
+            (batch.weight * each[0]).mean().backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(list(online.values()), SETTINGS.clip)
+            adam.step()
+            priority += each[0].detach() / self.case.members
+            with torch.no_grad():
+                for name, p in target.items():
+                    p.lerp_(online[name], SETTINGS.tau)
+        self.ring.priorities.update(batch.index, batch.stamp, priority)
+
+
+class CompiledGrouped(Learner):
+    """Grouped convolutions in channels-last order under `torch.compile`: the best one gets without writing kernels."""
+
+    def values(self, params: Params, observation: Tensor) -> Values:
+        """Distributions and means at the observations."""
+        if not hasattr(self, "compiled"):
+            self.compiled = torch.compile(self.forward)
+        z = self.compiled(params, observation)
+        return Values(z, self.estimator.q(z))
+
+    def forward(self, params: Params, observation: Tensor) -> Tensor:
+        """What is compiled."""
+        ensemble, members, batch = self.ensemble, self.ensemble.members, observation.shape[0]
+        first = next(iter(ensemble.network.layers))
+
+        def layer(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+            kind, weight, bias = ensemble.layer(params, name)
+            if isinstance(kind, Conv):
+                flat = weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+                groups = 1 if name == first else members
+                y = functional.conv2d(x, flat, bias.flatten(), kind.stride, kind.padding, groups=groups)
+            else:
+                x = x.reshape(batch, members, -1).transpose(0, 1) if x.dim() == 4 else x
+                y = torch.baddbmm(bias[:, None], x.to(weight.dtype), weight.transpose(1, 2))
+            y = y if residual is None else y + residual
+            return functional.relu(y) if relu else y
+
+        x = (observation.to(ensemble.dtype) / ensemble.pixel_max).contiguous(memory_format=torch.channels_last)
+        return ensemble.network.wire(layer, x).view(members, batch, ensemble.actions, ensemble.atoms)
+
+
+def update_of(learner: Learner, ring: Ring) -> Callable[[], None]:
+    """A whole update as training runs it: draw, sample, learn, set priorities; captured on a GPU."""
+    learning, draws = Learning(learner, ring, BATCH), Draws(learner.ensemble.members)
+    return lambda: learning(draws())
+
+
+def act_of(learner: Learner, case: Case) -> Callable[[], Any]:
+    """Choose one action, from an observation on the device to a number on the host."""
+    device, shape = learner.device, case.spec.observation_shape
+    values = Captured(torch.no_grad()(lambda x: learner.values(learner.online_low, x).q.mean(0)), device)
+    x = torch.zeros(1, *shape, dtype=torch.uint8 if case.scale else torch.float32, device=device)
+    return lambda: values(x).argmax(-1).cpu()
+
+
+def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
+    """The parts of an update, each captured alone on fixed inputs."""
+    device, draws = learner.device, Draws(learner.ensemble.members)
+    drawn = draws().to(device)
+    batch: Batch = ring.sample(drawn[:BATCH])
+    draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
+    target = learner.values(learner.target_low, batch.next_observation)
+    target = Values(target.z.detach(), target.q.detach())
+    y = learner.estimator.backup(target.z[:, :, 0], batch.reward, batch.discount, learner.ceiling)
+
+    def gradient() -> tuple[Params, Tensor, Tensor]:
+        leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
+        loss, (each, q) = learner.loss(leaves, batch, y)
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        return dict(zip(leaves, found, strict=True)), each.detach(), q.detach()
+
+    found, each, q = gradient()
+
+    @torch.no_grad()
+    def targets() -> Tensor:
+        values = learner.values(learner.target_low, batch.next_observation)
+        z = learner.operator(values, values, batch, draw)
+        return learner.estimator.backup(z, batch.reward, batch.discount, learner.ceiling)
+
+    @torch.no_grad()
+    def record() -> Tensor:
+        update = learner.measure(batch, target, y, each, q, each[:, 0])
+        ring.priorities.update(batch.index, batch.stamp, update.priority)
+        return torch.stack(list(update.measures.values()))
+
+    functions: dict[str, Callable[[], Any]] = {
+        "sample": lambda: ring.sample(drawn[:BATCH]).weight,
+        "targets": targets,
+        "loss and gradient": lambda: gradient()[1],
+        "clip, Adam, Polyak, copies": lambda: learner.step_(found),
+        "priorities, measures": record,
+    }
+
+    def captured(function: Callable[[], Any]) -> Callable[[], Any]:
+        run = Captured(lambda _: function(), device)
+        return lambda: run(drawn)
+
+    return {name: captured(function) for name, function in functions.items()}
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
+    """Measure the most GPU memory taken by tensors meanwhile, in GB."""
+    found: dict[str, float] = {}
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    yield found
+    if device.type == "cuda":
+        found["gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+
+
+def timed_form(
+    case: Case, form: Form, dtype: torch.dtype, device: torch.device, *, compiled: bool = False, detail: bool = False
+) -> dict[str, Any]:
+    """Time one form: the update, and with `detail` its parts and acting."""
+    with peak_memory(device) as memory:
+        learner = case.learner(form, dtype, device, CompiledGrouped if compiled else Learner)
+        ring = case.ring(device)
+        row: dict[str, Any] = {"update_ms": milliseconds(update_of(learner, ring), device)}
+    row |= {"peak_gb": memory["gb"]} if memory else {}
+    if detail:
+        row["parts_ms"] = {
+            name: milliseconds(part, device, budget=0.3) for name, part in parts_of(learner, ring).items()
+        }
+        row["act_ms"] = milliseconds(act_of(learner, case), device, budget=0.3)
+    return row
