@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from steadyq import RunFolder, UserError, cli, presets
 from steadyq.drive import Interrupted, train
-from steadyq.explore import epsilon_greedy
+from steadyq.explore import EpsilonGreedy
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.runs import Checkpoint
@@ -467,13 +467,13 @@ def test_the_ceiling_reaches_the_learner_and_none_leaves_it_infinite(tmp_path: P
 
 
 def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ignores_q() -> None:
-    q = torch.tensor([[0.0, 2.0, 1.0]]).expand(9000, -1)
-    assert (epsilon_greedy(q, 0.0, np.random.default_rng(0)) == 1).all()
-    share = np.bincount(epsilon_greedy(q, 0.3, np.random.default_rng(0)), minlength=3) / 9000
+    q = np.tile([0.0, 2.0, 1.0], (9000, 1))
+    assert (EpsilonGreedy(9000, 3, 0.0, np.random.default_rng(0))(q) == 1).all()
+    share = np.bincount(EpsilonGreedy(9000, 3, 0.3, np.random.default_rng(0))(q), minlength=3) / 9000
     np.testing.assert_allclose(share, [0.1, 0.8, 0.1], atol=0.02)
     first, second = np.random.default_rng(1), np.random.default_rng(1)
-    epsilon_greedy(q, 0.3, first)
-    epsilon_greedy(-q, 0.9, second)
+    EpsilonGreedy(9000, 3, 0.3, first)(q)
+    EpsilonGreedy(9000, 3, 0.9, second)(-q)
     assert first.random() == second.random()
 
 

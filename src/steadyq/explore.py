@@ -40,12 +40,17 @@ class FrameStack:
         return self.observation
 
 
-def epsilon_greedy(q: Tensor, epsilon: float, rng: np.random.Generator) -> np.ndarray:
-    """Per lane: a uniform action with probability epsilon, else the greedy one of q[lane, action].
+class EpsilonGreedy:
+    """Per lane: a uniform action with probability epsilon, else the greedy one.
 
-    Both numbers are drawn for every lane at every step, so the random stream does not depend on what q says.
+    Both numbers are drawn for every lane at every step, before the values are known, so the random stream does not
+    depend on them.
     """
-    lanes, actions = q.shape
-    random = rng.integers(actions, size=lanes)
-    explore = rng.random(lanes) < epsilon
-    return np.where(explore, random, q.argmax(-1).cpu().numpy())
+
+    def __init__(self, lanes: int, actions: int, epsilon: float, rng: np.random.Generator) -> None:
+        self.random = rng.integers(actions, size=lanes)
+        self.explore = rng.random(lanes) < epsilon
+
+    def __call__(self, q: np.ndarray) -> np.ndarray:
+        """Choose by the values q[lane, action]."""
+        return np.where(self.explore, self.random, q.argmax(-1))

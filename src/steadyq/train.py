@@ -13,14 +13,14 @@ from torch import Tensor
 from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
 from steadyq.evaluate import greedy_policy, play_games, random_policy
-from steadyq.explore import Epsilon, FrameStack, epsilon_greedy
+from steadyq.explore import Epsilon, EpsilonGreedy, FrameStack
 from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.runs import Checkpoint, Writer, provenance
-from steadyq.value.capture import Captured
+from steadyq.value.capture import Arriving, Captured
 from steadyq.value.ceiling import Ceiling
 from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for
@@ -80,18 +80,20 @@ class Training:
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
 
-        Learning comes between choosing the actions and taking them, on what is stored by then: a GPU learns while the
-        emulators play, and nothing depends on which of the two is faster.
+        Learning comes after the values are asked for and before the actions are taken, on what is stored by then: a GPU
+        learns while the emulators play, and nothing depends on which of the two is faster.
         """
         lanes, recipe = self.spec.lanes, self.recipe
         self.diagnosed = None
         before = self.step_count
-        action = epsilon_greedy(self.act_values(), self.epsilon.at(before), self.rng)
+        q = Arriving(self.act_values())
+        choose = EpsilonGreedy(lanes, self.spec.num_actions, self.epsilon.at(before), self.rng)
         self.step_count += lanes
         vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
         if warm and vector_step % recipe.replay.every == 0:
             self.learn_and_watch(recipe.replay.ratio)
 
+        action = choose(q.numpy())
         step = self.env.step(action)
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated

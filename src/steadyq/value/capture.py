@@ -1,8 +1,10 @@
-"""One place where a function of tensors becomes a CUDA graph; on a CPU it stays the function."""
+"""Where a function of tensors becomes a CUDA graph, and where the host waits for one; on a CPU there is neither."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -47,3 +49,22 @@ class Captured:
             result = self.function(self.argument)
         torch.cuda.current_stream().wait_stream(stream)
         return result
+
+
+class Arriving:
+    """A tensor on its way from the device to the host; reading it waits for it alone, not for work given later."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        if tensor.is_cuda:
+            self.tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.tensor.copy_(tensor, non_blocking=True)
+            self.there = torch.cuda.Event()
+            self.there.record()
+
+    def numpy(self) -> NDArray[Any]:
+        """Wait, and return it."""
+        if hasattr(self, "there"):
+            self.there.synchronize()
+        array: NDArray[Any] = self.tensor.numpy()
+        return array
