@@ -181,9 +181,14 @@ def dormant_fraction(scores: Tensor, threshold: float) -> Tensor:
 
 
 def singular_values(features: Tensor) -> Tensor:
-    """Singular values of features[member, batch, unit], largest first."""
-    values: Tensor = torch.linalg.svdvals(features.double())
-    return values
+    """Singular values of features[member, batch, unit], largest first.
+
+    As roots of the smaller Gram matrix's eigenvalues, many times faster than a decomposition of the features: exact to
+    1e-8 of the largest, which is all that ranks need.
+    """
+    wide = features.double()
+    gram = wide @ wide.mT if wide.shape[1] <= wide.shape[2] else wide.mT @ wide
+    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(1)
 
 
 def stable_rank(singular: Tensor) -> Tensor:

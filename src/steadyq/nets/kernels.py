@@ -852,9 +852,9 @@ def run_weight_gradient(
             **options,
         )  # fmt: skip
     if slots > 1:
-        size, block = outputs * taps, 128 if slots > 8 else 512
+        size, block = outputs * taps, 32 if slots > 8 else 512
         grid = (triton.cdiv(size, block) + triton.cdiv(outputs, block), members)
-        block_s = 16 if slots > 8 else 1 << (slots - 1).bit_length()
+        block_s = min(64, 1 << (slots - 1).bit_length())
         _collect_kernel[grid](part, part_bias, weight, bias, slots, size, outputs, block_s=block_s, block=block)
     return weight.permute(0, 1, 4, 2, 3), bias
 
@@ -964,6 +964,7 @@ class _Trunk(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.strides, _, x, *params = inputs
+        ctx.set_materialize_grads(False)  # or the kept activations' gradients, which nobody reads, are filled with zeros
         ctx.count = len(params)
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(x, *params, *output[1:], output[0])

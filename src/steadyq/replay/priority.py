@@ -34,8 +34,9 @@ class Priorities:
 
     def disable(self, slots: Tensor) -> None:
         """Take slots out of sampling and mark them rewritten, so that an update still under way misses them."""
-        self.mass[slots] = 0
-        self.stamp[slots] += 1
+        # Not `mass[slots] = 0`, which copies the number to the device and waits for whatever runs there.
+        self.mass.index_fill_(0, slots, 0)
+        self.stamp.index_add_(0, slots, torch.ones_like(slots))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw one slot per stratum from `uniform[batch]` in [0, 1): indices, importance weights, stamps."""

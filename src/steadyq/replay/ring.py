@@ -143,7 +143,7 @@ class Ring:
         slots = self._put(self._slots(self.head)[lanes])
         self.frame[slots] = self._put(frame)
         self.age[slots] = self._put(self.head_age[lanes])
-        self.end[slots] = RUNNING
+        self.end.index_fill_(0, slots, RUNNING)
 
     def _slots(self, position: np.ndarray) -> np.ndarray:
         slots: np.ndarray = np.arange(self.lanes) * self.length + position

@@ -59,7 +59,7 @@ class Arriving:
         if tensor.is_cuda:
             self.tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self.tensor.copy_(tensor, non_blocking=True)
-            self.there = torch.cuda.Event()
+            self.there = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.there.record()
 
     def numpy(self) -> NDArray[Any]:
