@@ -188,7 +188,8 @@ def singular_values(features: Tensor) -> Tensor:
     """
     wide = features.double()
     gram = wide @ wide.mT if wide.shape[1] <= wide.shape[2] else wide.mT @ wide
-    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(1)
+    squared: Tensor = torch.linalg.eigvalsh(gram)
+    return squared.clamp_min(0).sqrt().flip(1)
 
 
 def stable_rank(singular: Tensor) -> Tensor:

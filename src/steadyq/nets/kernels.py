@@ -964,7 +964,7 @@ class _Trunk(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.strides, _, x, *params = inputs
-        ctx.set_materialize_grads(False)  # or the kept activations' gradients, which nobody reads, are filled with zeros
+        ctx.set_materialize_grads(False)  # or gradients of the kept activations, which nobody reads, are filled with 0
         ctx.count = len(params)
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(x, *params, *output[1:], output[0])
