@@ -33,7 +33,7 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     """What the layers compute in; switches PyTorch's TF32 on or off for this process accordingly."""
     wanted, gpu = recipe.compute.precision, device_for(recipe).type == "cuda"
     if wanted == "auto":
-        wanted = "bf16" if gpu else "fp32"
+        wanted = "bf16" if gpu and recipe.network.kind == "resnet" else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"

@@ -285,7 +285,7 @@ class ComputeSection:
     threads: int = 0
     """CPU threads; 0 takes one for small networks and all cores for large ones."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """What layers but the last compute in; parameters and Adam stay in fp32. auto: bf16 on a GPU, fp32 on a CPU."""
+    """What layers but the last compute in; parameters and Adam stay in fp32. auto: bf16 for a resnet on a GPU."""
     form: Literal["auto", "kernels", "stacked", "loop"] = "auto"
     """How members run: all at once in our GPU kernels or in grouped layers, or one after another (the reference)."""
 

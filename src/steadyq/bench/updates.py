@@ -1,5 +1,6 @@
 """One update in every form: how long, in which parts, in how much memory."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -233,6 +234,7 @@ def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
     """Measure the most GPU memory taken by tensors meanwhile, in GB."""
     found: dict[str, float] = {}
     if device.type == "cuda":
+        gc.collect()  # a captured function and its owner refer to each other
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     yield found

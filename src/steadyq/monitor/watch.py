@@ -149,4 +149,4 @@ def _members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
     (y,) = parts
     if ensemble.form == "kernels":
         return y.permute(0, 1, 4, 2, 3) if y.dim() == 5 else y
-    return y.view(len(y), ensemble.members, -1, *y.shape[2:]).transpose(0, 1) if y.dim() == 4 else y
+    return y.reshape(len(y), ensemble.members, -1, *y.shape[2:]).transpose(0, 1) if y.dim() == 4 else y

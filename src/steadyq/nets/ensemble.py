@@ -106,7 +106,7 @@ class Ensemble:
                 if shared[0]:
                     x = x.flatten(1).expand(members, -1, -1)
                 elif x.dim() == 4:
-                    x = x.view(batch, members, -1).transpose(0, 1)
+                    x = x.reshape(batch, members, -1).transpose(0, 1)  # cuDNN may answer channels-last
                 y = _linear(x, weight, bias)
             shared[0] = False
             y = y if residual is None else y + residual

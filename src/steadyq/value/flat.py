@@ -39,7 +39,7 @@ class Flat:
         self.buffers = {name: self._buffer() for name in ("online", "target", "first", "second")}
         self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())
         self.adam = AdamState(first, second, dict(zip(self.shapes, self.steps.unbind(1), strict=True)))
-        self.dtype = dtype
+        self.dtype, self.zeros = dtype, torch.zeros(self.members, BLOCK, dtype=dtype, device=self.device)  # padding
         self.low = None if dtype == torch.float32 else (self._buffer(dtype), self._buffer(dtype))
         self.online_low, self.target_low = self.online, self.target
         if self.low is not None:
@@ -86,8 +86,7 @@ class Flat:
             if large:
                 found[-1][1].append(flat)
             else:
-                padding = flat.new_zeros(self.members, -flat.shape[1] % BLOCK, dtype=self.dtype)
-                found[-1][1].extend((flat.to(self.dtype), padding))
+                found[-1][1].extend((flat.to(self.dtype), self.zeros[:, : -flat.shape[1] % BLOCK]))
             joining = not large
         return [(start, parts[0] if len(parts) == 1 else torch.cat(parts, 1)) for start, parts in found]
 
