@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from steadyq.drive import train
 from steadyq.errors import UserError
 from steadyq.suite.scores import atari100k, procgen
 from steadyq.suite.suites import Study, find_study, read_study, suite_names
@@ -30,6 +31,30 @@ def test_every_study_builds_its_recipes_and_survives_its_file(name: str) -> None
     assert study.title
     assert study.question.endswith("?")
     assert read_study(study.to_toml(), "other") == study
+
+
+SMALL_STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", SMALL_STUDIES, ids=lambda file: file.stem)
+def test_every_study_beside_the_package_fits_a_small_machine(file: Path) -> None:
+    study = find_study(str(file))
+    runs = study.runs()
+    assert len(runs) == 2 * len(study.variants) * 3
+    assert {run.recipe.scale for run in runs} == {"tiny"}
+    assert {run.recipe.steps for run in runs} == {40_000}
+
+
+def test_the_small_ensemble_study_begins_with_one_member(tmp_path: Path) -> None:
+    study = find_study(str(next(file for file in SMALL_STUDIES if file.stem == "ensemble-size-cpu")))
+    assert [changes["ensemble.members"] for changes in study.variants.values()] == [1, 2, 4, 8]
+    small = {"network.channels": 4, "network.hidden": (16,), "replay.warmup": 50, "record.every": 50}
+    small |= {"record.tensorboard": False, "evaluation.episodes": 1, "evaluation.random_episodes": 1}
+    alone = study.runs()[0].recipe.override({**small, "steps": 200, "regulation.every": 50})
+    assert (alone.ensemble.members, alone.operator.kind, alone.operator.exchange) == (1, "controlled", "derangement")
+    rows = train(alone, run=tmp_path / "run").metrics()
+    assert rows[-1]["updates"] == 150
+    assert rows[-1]["q_spread"] == 0.0
 
 
 def test_the_benchmarks_are_those_of_the_published_scores() -> None:
