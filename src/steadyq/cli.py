@@ -565,7 +565,8 @@ def sweep(words: list[str]) -> int:
     """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
     from steadyq.presets import recipe_for
     from steadyq.recipe import within
-    from steadyq.suite import launch
+    from steadyq.suite.launch import launch, launcher_for
+    from steadyq.suite.plan import describe, make_plan
     from steadyq.suite.suites import find_study
 
     base = recipe_for("steady", "MinAtar/Breakout")
@@ -579,10 +580,17 @@ def sweep(words: list[str]) -> int:
     )
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
-    plan = launch.plan(study, out, here=options.on == "local")
-    launcher = launch.launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
-    launch.describe(plan, launcher, OUT, gpu=options.dry_run)
-    return 0 if options.dry_run else launch.launch(plan, launcher, OUT, retries=options.retries)
+    plan = make_plan(study, out, here=options.on == "local")
+    launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    describe(
+        plan,
+        OUT,
+        where=launcher.words,
+        parallel=launcher.parallel,
+        on_gpu=launcher.on_gpu,
+        gpu_hours=options.dry_run,
+    )
+    return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
 
 
 def _report_sweep(path: Path, out: Path | None) -> int:

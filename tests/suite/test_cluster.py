@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from steadyq.errors import UserError
 from steadyq.runs import RunFolder
 from steadyq.suite import launch
+from steadyq.suite.plan import make_plan
 from steadyq.suite.suites import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
@@ -120,7 +121,7 @@ def free_port() -> int:
 
 def sweep(study: Study, out: Path) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=200)
-    plan = launch.plan(study, out, here=False)
+    plan = make_plan(study, out, here=False)
     launcher = launch.launcher_for("ray", plan, None, 0.0, retries=3)
     code = launch.launch(plan, launcher, console)
     return code, launcher.words + "\n" + console.file.getvalue()  # type: ignore[attr-defined]
@@ -184,7 +185,7 @@ def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
     assert sum(len(resumed(folder)) for folder in folders) >= 2
     assert all(step >= 100 for folder in folders for step in resumed(folder))
 
-    for entry in launch.plan(study, tmp_path / "local").entries:
+    for entry in make_plan(study, tmp_path / "local").entries:
         assert train_once(entry.run.recipe, entry.folder.path) == ("finished", "")
         there, here = out / entry.run.name, entry.folder.path
         assert rows(there) == rows(here)
@@ -247,13 +248,13 @@ def test_no_client_server_is_one_line(study: Study, tmp_path: Path, monkeypatch:
         raise ConnectionError("ray client connection timeout")
 
     monkeypatch.setattr(ray, "init", silence)
-    plan = launch.plan(study, tmp_path / "s", here=False)
+    plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"no Ray client server answers .* RAY_AUTH_MODE=token"):
         launch.launcher_for("ray://127.0.0.1:1", plan, None, None, retries=1)
 
 
 def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study, tmp_path: Path) -> None:
-    plan = launch.plan(study, tmp_path / "s", here=False)
+    plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
         launch.launcher_for("ray", plan, None, 0.5, retries=1)
     with pytest.raises(UserError, match="--jobs is for this machine"):
@@ -262,6 +263,6 @@ def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study
 
 @pytest.mark.skipif(ray is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named(study: Study, tmp_path: Path) -> None:
-    plan = launch.plan(study, tmp_path / "s", here=False)
+    plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"pip install 'steadyq\[cluster\]'"):
         launch.launcher_for("ray", plan, None, None, retries=1)

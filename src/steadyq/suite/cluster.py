@@ -31,6 +31,7 @@ class RayCluster:
         have = ray.cluster_resources()
         gpus = have.get("GPU", 0.0)
         self.gpus = (1.0 if gpus else 0.0) if gpus_per_run is None else gpus_per_run
+        self.on_gpu = self.gpus > 0
         if self.gpus and not gpus:
             ray.shutdown()
             raise UserError("--gpus-per-run: no node of the Ray cluster has a GPU")
