@@ -593,6 +593,44 @@ def sweep(words: list[str]) -> int:
     return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
 
 
+@dataclass(frozen=True)
+class PpoOptions:
+    """Train Procgen's PPO baseline with Stable-Baselines3 and the IMPALA network; the same command continues it.
+
+    Runs go one after another into a folder that `report` and `compare` read; started twice, the command shares the
+    work. Settings are those of the benchmark's authors. Needs pip install 'steadyq[sb3,procgen]'.
+    """
+
+    games: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Procgen games, such as CoinRun; `procgen` for all 16, the paper's PPO row."""
+    seeds: int = 1
+    """Number of seeds."""
+    steps: int = 25_000_000
+    """Environment steps of every run, all lanes together."""
+    episodes: int = 100
+    """Full games of the evaluation, on unseen levels."""
+    lanes: int = 64
+    """Environments side by side."""
+    rollout: int = 256
+    """Steps of each lane between updates."""
+    out: Path = Path("sweeps/ppo")
+    """Folder of the runs."""
+
+
+def ppo(words: list[str]) -> int:
+    """Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."""
+    from steadyq.suite.ppo import train_row
+
+    options = parse(PpoOptions, words)
+    if not options.games:
+        raise UserError("ppo needs games, for example `steadyq ppo CoinRun`, or `steadyq ppo procgen` for all 16")
+    settings = {name: getattr(options, name) for name in ("steps", "episodes", "lanes", "rollout")}
+    code = _stoppable(lambda: train_row(options.games, options.seeds, options.out, OUT.print, **settings))
+    if code == 0:
+        OUT.print(f"next     steadyq report {options.out}")
+    return code
+
+
 def _report_sweep(path: Path, out: Path | None) -> int:
     """Print a sweep's tables and write them with its figures and its page."""
     from steadyq.report.sweep import write_sweep_report
@@ -614,6 +652,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report,
     "diagnose": diagnose,
     "sweep": sweep,
+    "ppo": ppo,
     "presets": presets,
     "paper": paper,
     "doctor": doctor,

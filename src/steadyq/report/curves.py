@@ -49,12 +49,22 @@ class Run:
     result: dict[str, Any] | None
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     meta: dict[str, Any] | None = None
-    """What another library's run says of itself; its recipe then holds nothing but name, environment and seed."""
+    """What another learner's run says of itself; its recipe then holds nothing but what every run has."""
 
     @property
     def seed(self) -> int:
         """The run's seed."""
         return self.recipe.seed
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is somebody's own loop that the stability monitor watched: it has no end and no evaluation."""
+        return self.meta is not None and "steps" not in self.meta
+
+    @property
+    def made_by(self) -> str:
+        """Preset and scale, or the name of another learner."""
+        return f"{self.recipe.preset} {self.recipe.scale}".strip()
 
     @property
     def last_step(self) -> int:
@@ -97,7 +107,7 @@ class Run:
 
 
 def read(path: Path | str) -> Run:
-    """Read a run folder, or that of a monitored run of other code: it has a meta.json instead of a recipe."""
+    """Read a run folder, or that of another learner: it has a meta.json instead of a recipe."""
     folder = RunFolder(path)
     meta = folder.meta
     recipe = folder.recipe if meta is None else _stand_in(meta)
@@ -108,7 +118,7 @@ def _stand_in(meta: Mapping[str, Any]) -> Recipe:
     """A recipe that carries the few things every run has."""
     return Recipe(
         env=str(meta.get("env") or "unknown"),
-        protocol=Protocol("gymnasium"),
+        protocol=Protocol(**meta["protocol"]) if "protocol" in meta else Protocol("gymnasium"),
         preset=str(meta.get("name") or "monitored"),
         scale="",
         steps=max(1, int(meta.get("steps") or 1)),

@@ -123,7 +123,7 @@ def _header(page: Page) -> str:
 
 
 def _single_lede(run: Run) -> str:
-    if run.meta is not None:
+    if run.watched:
         return f"{run.last_step:,} steps of {escape(run.recipe.preset)}, watched by the stability monitor."
     if run.result is None:
         return f"{run.last_step:,} of {run.recipe.steps:,} steps so far; the evaluation comes at the end."
@@ -156,7 +156,7 @@ def _single_tiles(run: Run) -> list[tuple[str, str]]:
         *tiles,
         ("steps", f"{row.get('step', 0):,}"),
         ("updates", f"{row.get('updates', 0):,}"),
-        ("layer resets", f"{row.get('resets', 0):,}"),
+        *([("layer resets", f"{row['resets']:,}")] if "resets" in row else []),
         ("training time", clock(float(row.get("seconds", 0)))),
     ]
 
@@ -177,7 +177,7 @@ def _many_tiles(comparison: Comparison) -> list[tuple[str, str]]:
 def _notices(comparison: Comparison) -> list[str]:
     diverged = [(run, events[-1]) for run in comparison.runs if (events := run.of("diverged"))]
     said = [f"{run.path.name} diverged at step {event['step']:,}: {event['message']}" for run, event in diverged]
-    unfinished = [run for run in comparison.runs if run.result is None and run.meta is None and not run.of("diverged")]
+    unfinished = [run for run in comparison.runs if run.result is None and not run.watched and not run.of("diverged")]
     names = ", ".join(f"{run.path.name} ({run.last_step:,} of {run.recipe.steps:,} steps)" for run in unfinished)
     return [*said, *([f"Not finished: {names}."] if names else [])]
 
@@ -235,14 +235,14 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
         interval = f"{figure(float(low))} to {figure(float(high))}, n = {len(scores)}"
     baseline = mean_of(cell, lambda result: result["random_return"])
     ratio = times_random(mean, baseline) if mean is not None and baseline is not None else None
-    resets = sum(run.rows[-1].get("resets", 0) for run in cell.runs if run.rows)
+    resets = [run.rows[-1]["resets"] for run in cell.runs if run.rows and "resets" in run.rows[-1]]
     columns = (
         seeds,
         f"<strong>{figure(mean)}</strong>" if mean is not None else "",
         interval,
         figure(baseline) if baseline is not None else "",
         f"{ratio:.1f}" if ratio is not None else "",
-        f"{resets:,}",
+        f"{sum(resets):,}" if resets else "",
     )
     values = "".join(
         f'<td data-label="{head}"{" class=number" * (head in NUMERIC)}>{value}</td>'
@@ -349,7 +349,10 @@ def _run(page: Page, run: Run, opened: bool) -> str:
     row: dict[str, Any] = run.rows[-1] if run.rows else {}
     facts: list[tuple[str, str]] = [("environment", escape(recipe.env))]
     if run.meta is not None:
-        facts += [(escape(name), escape(plain(value))) for name, value in run.meta.items() if name != "env"]
+        said = {name: value for name, value in run.meta.items() if name not in ("env", "protocol")}
+        facts += [(escape(name), escape(plain(value))) for name, value in said.items()]
+        if "protocol" in run.meta:
+            facts.append(("protocol", "<br>".join(map(escape, recipe.protocol.lines()))))
     else:
         changes = "<br>".join(f"{escape(name)} {escape(plain(value))}" for name, value in run.changes.items())
         facts += [

@@ -167,7 +167,7 @@ def facts(cells: Cells) -> str:
     games, seeds = list(cells), sorted({run.seed for run in runs})
     counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
     unfinished = sum(run.result is None for run in runs)
-    presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
+    presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
     named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

@@ -15,7 +15,7 @@ from steadyq.errors import UserError
 from steadyq.report import studies
 from steadyq.report.curves import Run, plain, read
 from steadyq.report.html import write_report
-from steadyq.runs import replace_text
+from steadyq.runs import RunFolder, replace_text
 from steadyq.suite import statistics
 from steadyq.suite.scores import Published, Scores, atari100k, procgen
 from steadyq.suite.statistics import Interval, Statistic
@@ -77,7 +77,7 @@ def read_sweep(path: Path | str) -> Sweep:
     for env in study.games:
         for label in study.labels:
             names = [run_name(env, label if study.variants else "", seed) for seed in study.seeds]
-            runs = tuple(read(path / name) for name in names if (path / name / "recipe.toml").is_file())
+            runs = tuple(read(path / name) for name in names if RunFolder(path / name).begun)
             if runs:
                 cells.setdefault(env, {})[label] = runs
     if not cells:
@@ -117,6 +117,8 @@ def figures(sweep: Sweep, out: Path) -> list[Path]:
             studies.draw_spikes(env, variants, outs, title=study.title)
             drawn += outs
         return drawn
+    if not any(len(studies.series(run, column)[0]) for run in sweep.runs for column in study.columns):
+        return []  # no game has finished yet
     outs = [out / f"{study.name}{suffix}" for suffix in LAYOUTS]
     studies.draw_curves(cells, study.columns, outs, title=study.title, summary=summary(sweep))
     return outs
@@ -376,7 +378,7 @@ def _state(sweep: Sweep) -> str:
     runs = sweep.runs
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
-    presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
+    presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     return (
         f"{len(sweep.cells)} game{'s' * (len(sweep.cells) > 1)}, seeds {seeds}, protocol {protocols}, preset "
         f"{presets}, {max(run.recipe.steps for run in runs):,} steps; {sweep.finished} of {sweep.planned} runs "

@@ -82,21 +82,25 @@ def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
                 device_for(run.recipe)
             tried.add((run.label, run.recipe.env))
         entries.append(Entry(run, RunFolder(out / run.name)))
-    check_out(out)
-    if (out / STUDY_FILE).is_file():
-        before = sweep_study(out)
-        try:
-            study = study.united(before)
-        except UserError as different:
-            raise UserError(f"{out} belongs to another sweep ({different}): choose another --out") from None
+    study = joined(study, out)
     for entry in entries:
         entry.folder.check(entry.run.recipe)
         entry.look()
     return Plan(study, out, tuple(entries))
 
 
-def check_out(out: Path) -> None:
-    """Raise if a sweep cannot be written there."""
+def joined(study: Study, out: Path) -> Study:
+    """The study with what its folder holds already; raises if the folder cannot take it."""
+    _check_out(out)
+    if not (out / STUDY_FILE).is_file():
+        return study
+    try:
+        return study.united(sweep_study(out))
+    except UserError as different:
+        raise UserError(f"{out} belongs to another sweep ({different}): choose another --out") from None
+
+
+def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: --out needs a folder")
     if out.is_dir() and not (out / STUDY_FILE).is_file() and any(out.iterdir()):
