@@ -182,8 +182,11 @@ class Comparison:
         return step_grid([run for cell in self.on(env) for run in cell.runs], points)
 
 
-def compare(paths: Sequence[Path | str]) -> Comparison:
-    """Read run folders and group them; the same folder twice counts once, the same seed twice is an error."""
+def compare(paths: Sequence[Path | str], names: Mapping[Path, str] | None = None) -> Comparison:
+    """Read run folders and group them; the same folder twice counts once, the same seed twice is an error.
+
+    `names` gives the variant of each path where that is known; else recipes tell.
+    """
     unique = {Path(path).resolve(): Path(path) for path in paths}
     runs = [read(path) for path in unique.values()]
     if not runs:
@@ -195,7 +198,8 @@ def compare(paths: Sequence[Path | str]) -> Comparison:
     found: dict[tuple[str, Identity], dict[int, Run]] = {}
     for run in runs:
         own = tuple(change for change in run.learning_changes if change not in shared[run.recipe.env])
-        seeds = found.setdefault((run.recipe.env, Identity(run.recipe.preset, run.recipe.scale, own)), {})
+        identity = Identity(names[run.path], "", ()) if names else Identity(run.recipe.preset, run.recipe.scale, own)
+        seeds = found.setdefault((run.recipe.env, identity), {})
         if run.seed in seeds:
             raise UserError(
                 f"{seeds[run.seed].path} and {run.path} are the same recipe with the same seed {run.seed}: give one"

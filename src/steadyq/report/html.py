@@ -8,7 +8,7 @@ its script, to a screen reader, and on paper.
 import base64
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -22,6 +22,8 @@ from steadyq.progress import clock
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, mean_of, plain
+from steadyq.suite.tables import Cell as TableCell
+from steadyq.suite.tables import Table
 
 VIDEO_BYTES = 6_000_000
 """A larger video is linked, not embedded."""
@@ -32,17 +34,41 @@ NUMERIC = ("mean", "random", "times random", "resets")
 RAW_FILES = ("recipe.toml", "meta.json", "metrics.jsonl", "diagnostics.jsonl", "events.jsonl", "result.json")
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str, *, video: Path | None = None, caption: str = "") -> None:
+@dataclass(frozen=True)
+class StudyPart:
+    """What a sweep adds to the page about its runs."""
+
+    title: str
+    question: str
+    state: str
+    """Games, seeds, protocol, and how much has finished."""
+    names: Mapping[Path, str]
+    """The variant of each run."""
+    tables: Sequence[Table]
+    figures: Sequence[tuple[Path, str]]
+    """SVG files, each with what it shows in words."""
+
+
+def write_report(
+    runs: Sequence[Path | str],
+    out: Path | str,
+    *,
+    video: Path | None = None,
+    caption: str = "",
+    study: StudyPart | None = None,
+) -> None:
     """Write a page about the given run folders; several are grouped into variants and compared.
 
-    `video` is embedded with its `caption`. The file is replaced whole or not at all.
+    `video` is embedded with its `caption`, and so are the tables and figures of a `study`. The file is replaced whole
+    or not at all.
     """
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: the report needs a file name such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise UserError(f"no folder {out.parent} to write {out.name} into")
-    page = Page(comparison := compare(runs), page_data(comparison), out.parent, video, caption)
+    comparison = compare(runs, study.names if study else None)
+    page = Page(comparison, page_data(comparison), out.parent, video, caption, study)
     unfinished = out.with_name(out.name + ".unfinished")
     unfinished.write_text(page.html(), encoding="utf-8")
     unfinished.replace(out)
@@ -57,16 +83,19 @@ class Page:
     folder: Path
     video: Path | None = None
     caption: str = ""
+    study: StudyPart | None = None
 
     @property
     def single(self) -> Run | None:
         """The run, if there is only one."""
         runs = self.comparison.runs
-        return runs[0] if len(runs) == 1 else None
+        return runs[0] if len(runs) == 1 and self.study is None else None
 
     @property
     def title(self) -> str:
         """What the page is about, in a few words."""
+        if self.study:
+            return self.study.title
         names = ", ".join(map(shown_name, self.comparison.envs[:3])) + (
             " and more" if len(self.comparison.envs) > 3 else ""
         )
@@ -107,6 +136,8 @@ script-src 'unsafe-inline'; img-src data:; media-src data:">
 
 def _header(page: Page) -> str:
     lede = _single_lede(page.single) if page.single else _many_lede(page.comparison)
+    if page.study:
+        lede = f"<strong>{escape(page.study.question)}</strong> {escape(page.study.state)} {lede}"
     tiles = _single_tiles(page.single) if page.single else _many_tiles(page.comparison)
     boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in tiles)
     notes = "".join(f'<p class="notice" role="note">{escape(text)}</p>' for text in _notices(page.comparison))
@@ -203,6 +234,57 @@ def _video(page: Page) -> str:
     return f'<figure class="video">{shown}<figcaption class="explains">{caption} {link}</figcaption></figure>'
 
 
+def _study(page: Page) -> str:
+    """A sweep's figures and tables: the same as in its files."""
+    if page.study is None:
+        return ""
+    figures = "".join(_drawing(*drawn) for drawn in page.study.figures)
+    prefix = f"{page.study.title}: "  # in the files each table stands alone; here the page says it
+    titles = [table.title.removeprefix(prefix) for table in page.study.tables]
+    tables = (
+        _table(table, title[:1].upper() + title[1:], number)
+        for number, (table, title) in enumerate(zip(page.study.tables, titles, strict=True))
+    )
+    return figures + "".join(tables)
+
+
+def _drawing(file: Path, words: str) -> str:
+    content = base64.b64encode(file.read_bytes()).decode()
+    return f"""<figure class="card drawing" id="drawing-{escape(file.stem)}">
+<div class="scroll" tabindex="0" role="region" aria-label="Figure, scrolls sideways">
+<img alt="{escape(words)}" src="data:image/svg+xml;base64,{content}"></div>
+</figure>"""
+
+
+def _table(table: Table, title: str, number: int) -> str:
+    numeric = [any(isinstance(row[c].value, int | float) for row in table.rows) for c in range(len(table.columns))]
+    heads = "".join(
+        f'<th scope="col"{" class=number" * right}>{escape(name.strip())}</th>'
+        for name, right in zip(table.columns, numeric, strict=True)
+    )
+    rows = ""
+    for first, *others in table.rows:
+        cells = "".join(_cell(cell, right) for cell, right in zip(others, numeric[1:], strict=True))
+        rows += f'<tr><th scope="row">{escape(str(first.value))}</th>{cells}</tr>'
+    notes = "".join(f'<p class="explains">{_note(note)}</p>' for note in table.notes)
+    return f"""<section class="card" aria-labelledby="table-{number}">
+<h2 id="table-{number}">{escape(title)}</h2>
+<div class="scroll" tabindex="0" role="region" aria-labelledby="table-{number}"><table class="results">
+<thead><tr>{heads}</tr></thead>
+<tbody>{rows}</tbody></table></div>
+{notes}
+</section>"""
+
+
+def _cell(cell: TableCell, right: bool) -> str:
+    text = escape(cell.text.removeprefix("*")) if cell.value not in (None, "") else "\u2013"
+    return f"<td{' class=number' * right}>{f'<strong>{text}</strong>' if cell.best else text}</td>"
+
+
+def _note(note: str) -> str:
+    return f"<strong>Bold</strong>: {escape(note[2:])}" if note.startswith("* ") else escape(note)
+
+
 def _scores(page: Page) -> str:
     comparison = page.comparison
     if page.single or not any(cell.scores for cell in comparison.cells):
@@ -212,7 +294,7 @@ def _scores(page: Page) -> str:
         rows += [_score_row(comparison, cell) for cell in comparison.on(env)]
     cells = "".join(f'<th scope="col"{" class=number" * (head in NUMERIC)}>{head}</th>' for head in HEADS)
     return f"""<section class="card" aria-labelledby="scores">
-<h2 id="scores">Final scores</h2>
+<h2 id="scores">{"Scores of every seed" if page.study else "Final scores"}</h2>
 <p class="explains">Mean raw return of full games with the final weights and no exploration. The interval is a
 percentile bootstrap over seeds.</p>
 <div class="scroll" tabindex="0" role="region" aria-labelledby="scores"><table class="scores">
@@ -406,7 +488,7 @@ def _footer(page: Page) -> str:
     return f"<footer><p>Written by SteadyQ {__version__}. The file is complete: it loads nothing else.</p></footer>"
 
 
-SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _verdict, _charts, _runs, _footer)
+SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _study, _scores, _verdict, _charts, _runs, _footer)
 
 
 def _asset(name: str) -> str:
