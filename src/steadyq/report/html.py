@@ -47,6 +47,8 @@ class StudyPart:
     tables: Sequence[Table]
     figures: Sequence[tuple[Path, str]]
     """SVG files, each with what it shows in words."""
+    shaded: bool = False
+    """Whether colours in the figures are values: dark mode then leaves them as they are."""
 
 
 def write_report(
@@ -137,7 +139,7 @@ script-src 'unsafe-inline'; img-src data:; media-src data:">
 def _header(page: Page) -> str:
     lede = _single_lede(page.single) if page.single else _many_lede(page.comparison)
     if page.study:
-        lede = f"<strong>{escape(page.study.question)}</strong> {escape(page.study.state)} {lede}"
+        lede = f"<strong>{escape(page.study.question)}</strong> {escape(page.study.state)}"
     tiles = _single_tiles(page.single) if page.single else _many_tiles(page.comparison)
     boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in tiles)
     notes = "".join(f'<p class="notice" role="note">{escape(text)}</p>' for text in _notices(page.comparison))
@@ -170,7 +172,10 @@ def _single_lede(run: Run) -> str:
 def _many_lede(comparison: Comparison) -> str:
     shared = set.intersection(*(set(run.learning_changes) for run in comparison.runs))
     common = [change for change in comparison.runs[0].learning_changes if change in shared]
+    protocols = dict.fromkeys(run.recipe.protocol.name for run in comparison.runs if not run.watched)
     text = "Lines are means over seeds, bands their 95% bootstrap interval; thin lines are single seeds."
+    if protocols:
+        text += f" Protocol {', '.join(map(escape, protocols))}."
     if common:
         text += " All runs share " + ", ".join(f"{escape(name)} {escape(plain(value))}" for name, value in common) + "."
     return text
@@ -238,7 +243,7 @@ def _study(page: Page) -> str:
     """A sweep's figures and tables: the same as in its files."""
     if page.study is None:
         return ""
-    figures = "".join(_drawing(*drawn) for drawn in page.study.figures)
+    figures = "".join(_drawing(file, words, page.study.shaded) for file, words in page.study.figures)
     prefix = f"{page.study.title}: "  # in the files each table stands alone; here the page says it
     titles = [table.title.removeprefix(prefix) for table in page.study.tables]
     tables = (
@@ -248,9 +253,9 @@ def _study(page: Page) -> str:
     return figures + "".join(tables)
 
 
-def _drawing(file: Path, words: str) -> str:
+def _drawing(file: Path, words: str, shaded: bool) -> str:
     content = base64.b64encode(file.read_bytes()).decode()
-    return f"""<figure class="card drawing" id="drawing-{escape(file.stem)}">
+    return f"""<figure class="card drawing{" shaded" * shaded}" id="drawing-{escape(file.stem)}">
 <div class="scroll" tabindex="0" role="region" aria-label="Figure, scrolls sideways">
 <img alt="{escape(words)}" src="data:image/svg+xml;base64,{content}"></div>
 </figure>"""

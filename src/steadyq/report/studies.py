@@ -17,7 +17,13 @@ from steadyq.report.charts import shown_name
 from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
 from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
 
-AXES_HERE = {**AXES, "resets_per_check": "layer resets per check"}
+AXES_HERE = {
+    **AXES,
+    "resets_per_check": "layer resets per check",
+    "same_action": "same action (share)",
+    "same_action_rewarded": "same action after a reward (share)",
+    "same_action_unrewarded": "same action without reward (share)",
+}
 ACROSS, PANEL, MOST_IN_A_ROW = 6, (2.9, 2.35), 5
 
 Cells = Mapping[str, Mapping[str, Sequence[Run]]]
@@ -247,8 +253,10 @@ def _curves(panel: Any, variants: Mapping[str, Sequence[Run]], labels: Sequence[
 
 def _points(panel: Any, points: Points) -> None:
     x = list(points.positions)
-    for values in points.by_game.values():
-        panel.plot(x, values, color="#999999", linewidth=0.8, marker=".", markersize=4)
+    for index, (env, values) in enumerate(points.by_game.items()):
+        panel.plot(
+            x, values, color="#888888", linestyle=_dashes(index), linewidth=0.9, marker=".", label=shown_name(env)
+        )
     error = None
     if points.low is not None and points.high is not None:
         below = np.subtract(points.mean, points.low)
@@ -262,6 +270,8 @@ def _points(panel: Any, points: Points) -> None:
         panel.set_xlim(min(x) - 0.4, max(x) + 0.4)
     panel.set_xticks(x, points.ticks, fontsize=8 if points.numeric else 7)
     panel.set_ylim(bottom=min(0.0, *points.mean))
+    if 1 < len(points.by_game) <= MOST_IN_A_ROW:
+        panel.legend(fontsize=6.5, frameon=False, loc="lower left", handlelength=2.6)
     panel.set_title(points.title, fontsize=9)
     panel.set_ylabel("share of the best variant's")
     panel.set_xlabel(points.axis)

@@ -116,6 +116,7 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
         },
         tables=found,
         figures=[(file, words) for file, words in drawn.items() if file.suffix == ".svg"],
+        shaded=sweep.study.figure == "spikes",
     )
     write_report([run.path for run in sweep.runs], page := out / "report.html", study=part)
     return found, [*files, *drawn, page]
