@@ -57,6 +57,10 @@ class RunFolder:
         file = self.path / "recipe.toml"
         if not self.path.exists():
             raise UserError(f"no run at {self.path}{_near(self.path)}")
+        if (meta := self.meta) is not None:
+            raise UserError(
+                f"{self.path} is a run of {meta.get('name')}: it has no recipe, and no agent of ours to load"
+            )
         if not file.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         return Recipe.from_toml(file.read_text())

@@ -92,6 +92,7 @@ def test_a_killed_run_continues_to_the_same_end_and_is_read_like_any_run(
     page = files[-1].read_text()
     assert "training on levels 0 to 199" in page
     assert "<dt>name</dt><dd>ppo</dd>" in page
+    assert page.count("ppo: actions are sampled.") == 2
     code, _, wrong = run([*WORDS[:-1], "3"], capsys)
     assert code == 2
     assert "belongs to another sweep (episodes: 3 != 1)" in wrong

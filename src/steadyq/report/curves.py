@@ -6,7 +6,7 @@ the environment share: so a variant keeps one name and colour on environments wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -65,6 +65,12 @@ class Run:
     def made_by(self) -> str:
         """Preset and scale, or the name of another learner."""
         return f"{self.recipe.preset} {self.recipe.scale}".strip()
+
+    @property
+    def evaluated(self) -> str:
+        """How its evaluation differs from ours, in words."""
+        said = (self.meta or {}).get("evaluation")
+        return f"{self.made_by}: {said}." if said else ""
 
     @property
     def last_step(self) -> int:
@@ -316,6 +322,11 @@ def actions(run: Run) -> int | None:
         return envs.spec(recipe.env, recipe.protocol).num_actions
     except UserError:
         return None
+
+
+def exceptions(runs: Iterable[Run]) -> str:
+    """What a statement on evaluations must add for these runs."""
+    return "".join(f" {said}" for said in dict.fromkeys(run.evaluated for run in runs) if said)
 
 
 def mean_of(cell: Cell, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:

@@ -21,7 +21,7 @@ from steadyq.monitor.verdict import Finding, findings
 from steadyq.progress import clock
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
-from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, mean_of, plain
+from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
 from steadyq.suite.tables import Cell as TableCell
 from steadyq.suite.tables import Table
 
@@ -301,7 +301,7 @@ def _scores(page: Page) -> str:
     return f"""<section class="card" aria-labelledby="scores">
 <h2 id="scores">{"Scores of every seed" if page.study else "Final scores"}</h2>
 <p class="explains">Mean raw return of full games with the final weights and no exploration. The interval is a
-percentile bootstrap over seeds.</p>
+percentile bootstrap over seeds.{escape(exceptions(comparison.runs))}</p>
 <div class="scroll" tabindex="0" role="region" aria-labelledby="scores"><table class="scores">
 <thead><tr>{cells}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>

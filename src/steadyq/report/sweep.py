@@ -14,7 +14,7 @@ import numpy as np
 
 from steadyq.errors import UserError
 from steadyq.report import studies
-from steadyq.report.curves import Run, plain, read
+from steadyq.report.curves import Run, exceptions, plain, read
 from steadyq.report.html import StudyPart, write_report
 from steadyq.runs import RunFolder, replace_text
 from steadyq.suite import statistics
@@ -336,7 +336,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         rows=tuple(rows),
         notes=(
             "* highest of its row. Mean over seeds of each seed's mean over full games without exploration; random: a "
-            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds.",
+            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds." + exceptions(sweep.runs),
             _state(sweep),
         ),
     )
@@ -417,9 +417,9 @@ def _span(interval: Interval | None, digits: int = 3) -> str | None:
 
 
 def _mark(rows: Sequence[Sequence[Value]], columns: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
-    """Rows as cells, the highest value of each given column marked, unless all are the same."""
+    """Rows as cells, the highest value of each given column marked, unless there is nothing to be higher than."""
     values = {c: [v for row in rows if isinstance(v := row[c], int | float)] for c in columns}
-    tops = {c: max(own) for c, own in values.items() if own and (len(own) == 1 or max(own) > min(own))}
+    tops = {c: max(own) for c, own in values.items() if own and max(own) > min(own)}
     return tuple(
         tuple(Cell(v, best=c in tops and v is not None and v == tops[c]) for c, v in enumerate(row)) for row in rows
     )

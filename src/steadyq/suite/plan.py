@@ -176,8 +176,9 @@ def _describe_gpu(todo: Sequence[Entry], console: Console) -> None:
 def _describe_times(gpu: str, known: Sequence[GpuTime], console: Console) -> None:
     for row in dict.fromkeys(each.measured for each in known):
         scaled = sorted({f"{each.factor:.3g}" for each in known if each.measured == row and each.factor != 1.0})
+        width = f"{row.scale} channels" if row.network == "minatar" else f"s={row.scale}"
         console.print(
-            f"on one {gpu}: {row.update_ms:g} ms an update of {row.members} members, s={row.scale}, batch {row.batch} "
+            f"on one {gpu}: {row.update_ms:g} ms an update of {row.members} members, {width}, batch {row.batch} "
             f"({row.form}; {row.source})"
             + (f"; times {', '.join(scaled)} for other sizes, by arithmetic" if scaled else ""),
             soft_wrap=True,

@@ -93,7 +93,8 @@ class Ppo:
     @property
     def meta(self) -> dict[str, Any]:
         """What the run says of itself."""
-        return {"name": "ppo", **dataclasses.asdict(self), "protocol": dataclasses.asdict(self.protocol)}
+        said = {"name": "ppo", "evaluation": "actions are sampled", **dataclasses.asdict(self)}
+        return {**said, "protocol": dataclasses.asdict(self.protocol)}
 
 
 def train_ppo(ppo: Ppo, run: Path | str, say: Callable[[str], None] = lambda line: None) -> RunFolder:
