@@ -605,7 +605,8 @@ def sweep(words: list[str]) -> int:
     """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
     from steadyq.presets import recipe_for
     from steadyq.recipe import within
-    from steadyq.suite import launch
+    from steadyq.suite.launch import launch, launcher_for
+    from steadyq.suite.plan import describe, make_plan
     from steadyq.suite.suites import find_study
 
     base = recipe_for("steady", "MinAtar/Breakout")
@@ -619,10 +620,55 @@ def sweep(words: list[str]) -> int:
     )
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
-    plan = launch.plan(study, out, here=options.on == "local")
-    launcher = launch.launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
-    launch.describe(plan, launcher, OUT, gpu=options.dry_run)
-    return 0 if options.dry_run else launch.launch(plan, launcher, OUT, retries=options.retries)
+    plan = make_plan(study, out, here=options.on == "local")
+    launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    describe(
+        plan,
+        OUT,
+        where=launcher.words,
+        parallel=launcher.parallel,
+        on_gpu=launcher.on_gpu,
+        gpu_hours=options.dry_run,
+    )
+    return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
+
+
+@dataclass(frozen=True)
+class PpoOptions:
+    """Train Procgen's PPO baseline with Stable-Baselines3 and the IMPALA network; the same command continues it.
+
+    Runs go one after another into a folder that `report` and `compare` read; started twice, the command shares the
+    work. Settings are those of the benchmark's authors. Needs pip install 'steadyq[sb3,procgen]'.
+    """
+
+    games: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Procgen games, such as CoinRun; `procgen` for all 16, the paper's PPO row."""
+    seeds: int = 1
+    """Number of seeds."""
+    steps: int = 25_000_000
+    """Environment steps of every run, all lanes together."""
+    episodes: int = 100
+    """Full games of the evaluation, on unseen levels."""
+    lanes: int = 64
+    """Environments side by side."""
+    rollout: int = 256
+    """Steps of each lane between updates."""
+    out: Path = Path("sweeps/ppo")
+    """Folder of the runs."""
+
+
+def ppo(words: list[str]) -> int:
+    """Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."""
+    from steadyq.suite.ppo import train_row
+
+    options = parse(PpoOptions, words)
+    if not options.games:
+        raise UserError("ppo needs games, for example `steadyq ppo CoinRun`, or `steadyq ppo procgen` for all 16")
+    settings = {name: getattr(options, name) for name in ("steps", "episodes", "lanes", "rollout")}
+    code = _stoppable(lambda: train_row(options.games, options.seeds, options.out, OUT.print, **settings))
+    if code == 0:
+        OUT.print(f"next     steadyq report {options.out}")
+    return code
 
 
 def _report_sweep(path: Path, out: Path | None) -> int:
@@ -646,6 +692,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report,
     "diagnose": diagnose,
     "sweep": sweep,
+    "ppo": ppo,
     "presets": presets,
     "paper": paper,
     "bench": bench,

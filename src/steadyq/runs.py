@@ -1,6 +1,6 @@
 """The run folder: what a run is, what it measured, and where it can continue.
 
-    recipe.toml       the resolved recipe, protocol included
+    recipe.toml       the resolved recipe, protocol included; meta.json where another learner trains
     metrics.jsonl     one row per `record.every` steps (docs/metrics.md)
     diagnostics.jsonl one row per `monitor.every` steps (docs/metrics.md)
     events.jsonl      finished games, resets, starts and resumes
@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steadyq.errors import UserError
-from steadyq.recipe import Recipe
+from steadyq.recipe import Recipe, flatten
 
 LOGS = ("metrics", "events", "diagnostics")
 
@@ -58,18 +58,27 @@ class RunFolder:
         file = self.path / "recipe.toml"
         if not self.path.exists():
             raise UserError(f"no run at {self.path}{_near(self.path)}")
+        if (meta := self.meta) is not None:
+            raise UserError(
+                f"{self.path} is a run of {meta.get('name')}: it has no recipe, and no agent of ours to load"
+            )
         if not file.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         return Recipe.from_toml(file.read_text())
 
     @property
     def meta(self) -> dict[str, Any] | None:
-        """What a monitored run of other code says of itself, in place of a recipe."""
+        """What a run that is not one of our own learners' says of itself, in place of a recipe."""
         file = self.path / "meta.json"
         if (self.path / "recipe.toml").is_file() or not file.is_file():
             return None
         meta: dict[str, Any] = json.loads(file.read_text())
         return meta
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has begun here."""
+        return any((self.path / name).is_file() for name in ("recipe.toml", "meta.json"))
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -91,11 +100,17 @@ class RunFolder:
 
     def check(self, recipe: Recipe) -> None:
         """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
+        self._check("recipe.toml", lambda: recipe.differences(self.recipe))
+
+    def check_meta(self, meta: Mapping[str, Any]) -> None:
+        """Raise if this folder cannot take a run that says this of itself."""
+        self._check("meta.json", lambda: _differences(meta, self.meta or {}))
+
+    def _check(self, identity: str, differences: Callable[[], list[str]]) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file: --run needs a folder")
-        if (self.path / "recipe.toml").exists():
-            different = recipe.differences(self.recipe)
-            if different:
+        if (self.path / identity).exists():
+            if different := differences():
                 more = f" and {len(different) - 1} more" if len(different) > 1 else ""
                 raise UserError(
                     f"{self.path} belongs to another recipe ({different[0]}{more}): choose another --run folder"
@@ -112,7 +127,13 @@ class RunFolder:
         """Lock the folder for writing; keeps what is there."""
         self.check(recipe)
         self.path.mkdir(parents=True, exist_ok=True)
-        return Writer(self, recipe)
+        return Writer(self, "recipe.toml", recipe.to_toml())
+
+    def begin_meta(self, meta: Mapping[str, Any]) -> "Writer":
+        """Lock the folder for a run that has no recipe."""
+        self.check_meta(meta)
+        self.path.mkdir(parents=True, exist_ok=True)
+        return Writer(self, "meta.json", json.dumps(meta, indent=2) + "\n")
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
@@ -153,17 +174,17 @@ def _write(checkpoint: Checkpoint, final: Path) -> None:
 
 
 class Writer:
-    """Exclusive write access to a run folder."""
+    """Exclusive write access to a run folder, whose `identity` file says what the run is."""
 
-    def __init__(self, folder: RunFolder, recipe: Recipe) -> None:
-        self.folder, self.path, self.recipe = folder, folder.path, recipe
+    def __init__(self, folder: RunFolder, identity: str, content: str) -> None:
+        self.folder, self.path = folder, folder.path
         self._lock = open(self.path / "lock", "w")  # noqa: SIM115 held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise Busy(f"another process is training in {self.path}") from None
-        replace_text(self.path / "recipe.toml", recipe.to_toml())
+        replace_text(self.path / identity, content)
         shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
         self._files: dict[str, IO[str]] = {}
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -269,7 +290,7 @@ class Writer:
 
 def provenance() -> dict[str, Any]:
     """Versions, commit and hardware, for everything that reports a number; a sweep's runs name the sweep's command."""
-    packages = ("torch", "numpy", "gymnasium", "ale-py", "MinAtar", "envpool", "triton")
+    packages = ("torch", "numpy", "gymnasium", "ale-py", "MinAtar", "envpool", "triton", "stable-baselines3")
     versions = {"python": platform.python_version(), "steadyq": _version("steadyq")}
     versions |= {name: found for name in packages if (found := _version(name))}
     return {
@@ -329,6 +350,13 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except json.JSONDecodeError:
                 return  # the half line of a killed run
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    one, other = flatten(mine), flatten(theirs)
+    return [
+        f"{key}: {one.get(key)!r} != {other.get(key)!r}" for key in {**one, **other} if one.get(key) != other.get(key)
+    ]
 
 
 def _near(path: Path) -> str:

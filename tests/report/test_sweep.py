@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import Browser
 
 from steadyq import cli
 from steadyq.errors import UserError
 from steadyq.report.curves import read
-from steadyq.report.studies import positions, series, statement
-from steadyq.report.sweep import read_sweep, summary, tables, write_sweep_report
+from steadyq.report.studies import Points, positions, series, statement
+from steadyq.report.sweep import read_sweep, summaries, tables, write_sweep_report
 from steadyq.suite.scores import atari100k, procgen
 from steadyq.suite.suites import PlannedRun, Study, find_study
 from steadyq.suite.tables import Table
@@ -37,7 +38,14 @@ def make_up(study: Study, out: Path, score: Any, finished: Any = lambda run: Tru
         (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         if finished(run):
             value = score(run)
-            result = {"mean_return": value, "random_return": 1.0, "episodes": 1, "returns": [value], "steps": 500}
+            result = {
+                "mean_return": value,
+                "training_return_10": 2 * value,
+                "random_return": 1.0,
+                "episodes": 1,
+                "returns": [value],
+                "steps": 500,
+            }
             (path / "result.json").write_text(json.dumps({**result, "random_episodes": 1, "wall_seconds": 1.0}))
     return out
 
@@ -99,10 +107,12 @@ def test_variants_are_held_against_the_best_on_each_game(tmp_path: Path) -> None
     assert column(variants, "beats 2 members")["4 members"] == 1.0
     assert column(by_game, "8 members")["MinAtar/Breakout"] == 8.5
     assert column(by_game, "8 members: interval")["MinAtar/Breakout"] == "8.00 to 9.00"
-    points = summary(sweep)
-    assert points is not None
-    assert getattr(points, "positions", None) == [2.0, 4.0, 8.0, 16.0]
-    assert getattr(points, "numeric", None)
+    training, evaluation = summaries(sweep)
+    for points in (training, evaluation):
+        assert isinstance(points, Points)
+        assert points.positions == [2.0, 4.0, 8.0, 16.0]
+        assert points.numeric
+    assert (training.title, evaluation.title) == ("Final training return", "Evaluation score")  # type: ignore[union-attr]
 
 
 def test_an_unfinished_sweep_compares_only_what_all_variants_have(tmp_path: Path) -> None:
@@ -115,7 +125,7 @@ def test_an_unfinished_sweep_compares_only_what_all_variants_have(tmp_path: Path
     _, by_game = tables(sweep)
     assert column(by_game, "forbid rewarded")["MinAtar/Asterix"] is None
     assert "6 of 8 runs finished" in by_game.notes[-1]
-    assert "2 of 8 runs have not finished" in statement(sweep.cells, summary(sweep))
+    assert "2 of 8 runs have not finished" in statement(sweep.cells, summaries(sweep))
 
 
 def test_resets_are_counted_at_every_check(tmp_path: Path) -> None:
@@ -159,6 +169,42 @@ def test_a_sweep_without_runs_and_a_folder_that_is_none_are_refused(tmp_path: Pa
     with pytest.raises(UserError, match="is not a sweep folder"):
         write_sweep_report(tmp_path / "none")
     assert [file.name for file in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_the_page_holds_the_files_tables_and_figure(tmp_path: Path, browser: Browser) -> None:
+    study = find_study("decoupling").changed(seeds=2, games=["MinAtar/Breakout", "MinAtar/Asterix"])
+    out = make_up(study, tmp_path / "s", lambda run: 2.0 + run.recipe.seed + (run.label == "forbid none"))
+    found, files = write_sweep_report(out)
+    page = files[-1]
+    for width, dark in ((1280, False), (390, False), (1280, True)):
+        browser.open(page, width=width, phone=width < 500, dark=dark)
+        assert browser.console == []
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run("document.querySelector('.drawing img').naturalWidth") > 500
+    assert browser.run("document.querySelector('h1').textContent") == "Decoupling"
+    assert "protocol minatar" in browser.run("document.querySelector('.drawing img').alt")
+    shown = browser.run(
+        """[...document.querySelectorAll('table.results')].map(t => [...t.tBodies[0].rows].map(
+        r => [...r.cells].map(c => [c.textContent, c.querySelector('strong') !== null])))"""
+    )
+    assert len(shown) == len(found) == 2
+    for table, rows in zip(found, shown, strict=True):
+        expected = [[[cell.text.removeprefix("*"), cell.best] for cell in row] for row in table.rows]
+        assert [[["-" if text == "\u2013" else text, best] for text, best in row] for row in rows] == expected
+    assert browser.run("document.querySelectorAll('table.results strong').length") == 5
+    assert [
+        entry.strip()
+        for entry in browser.run(
+            "[...document.querySelectorAll('[data-toggle]')].map(b => b.closest('label').textContent)"
+        )
+    ] == ["forbid rewarded", "forbid none"]
+
+
+def test_a_sweep_in_its_first_minutes_has_a_report_without_figure(tmp_path: Path) -> None:
+    out = make_up(find_study("minatar").changed(seeds=1, games=["Breakout"]), tmp_path / "s", None, lambda run: False)
+    (out / "MinAtar-Breakout-seed0" / "metrics.jsonl").write_text('{"step": 50, "return_10": null}\n')
+    _, files = write_sweep_report(out)
+    assert {file.suffix for file in files} == {".txt", ".json", ".html"}
 
 
 def test_positions_are_numbers_where_all_variants_have_one() -> None:

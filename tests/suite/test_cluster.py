@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on loopback: what dies is continued elsewhere and ends equal to a local run.
+"""Real Ray clusters on loopback: what dies is continued elsewhere and ends equal to a local run, also through ray://.
 
 Skips where Ray is not installed; `make test` installs it.
 """
@@ -6,9 +6,15 @@ Skips where Ray is not installed; `make test` installs it.
 import io
 import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,8 @@ from safetensors.torch import load_file
 from steadyq.errors import UserError
 from steadyq.runs import RunFolder
 from steadyq.suite import launch
-from steadyq.suite.suites import Study, read_study
+from steadyq.suite.plan import make_plan
+from steadyq.suite.suites import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
 try:
@@ -58,14 +65,18 @@ def study() -> Study:
     return read_study(STUDY, "mini")
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head and a second node, one run each."""
+def need_ray() -> None:
     if ray is None:
         message = "Ray is not installed: pip install 'steadyq[cluster]'"
         if os.environ.get("CI") == "true" and os.environ.get("STEADYQ_TEST_CLUSTER"):
             pytest.fail(message)
         pytest.skip(message)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head and a second node, one run each."""
+    need_ray()
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     memory = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
@@ -77,9 +88,40 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         found.shutdown()
 
 
+@pytest.fixture
+def client_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a Ray client server, as a user starts one; it asks for a token."""
+    need_ray()
+    for name, value in (("AUTH_MODE", "token"), ("AUTH_TOKEN", uuid.uuid4().hex), ("USAGE_STATS_ENABLED", "0")):
+        monkeypatch.setenv(f"RAY_{name}", value)
+    folder = tempfile.mkdtemp(prefix="ray-")  # the path of a socket in it must be short
+    ports = [free_port() for _ in range(2)]
+    sizes = f"--num-cpus=1 --object-store-memory={80 * 2**20} --include-dashboard=false"
+    where = f"--port={ports[0]} --ray-client-server-port={ports[1]} --temp-dir={folder}"
+    ray_command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+    with open(Path(folder) / "words.txt", "w") as words:
+        head = subprocess.Popen(
+            [*ray_command, "start", "--head", "--block", *sizes.split(), *where.split()], stdout=words, stderr=words
+        )
+    try:
+        until(lambda: head.poll() is not None or "--block" in (Path(folder) / "words.txt").read_text())
+        assert head.poll() is None, (Path(folder) / "words.txt").read_text()
+        yield f"ray://127.0.0.1:{ports[1]}"
+    finally:
+        head.terminate()
+        head.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def sweep(study: Study, out: Path) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=200)
-    plan = launch.plan(study, out, here=False)
+    plan = make_plan(study, out, here=False)
     launcher = launch.launcher_for("ray", plan, None, 0.0, retries=3)
     code = launch.launch(plan, launcher, console)
     return code, launcher.words + "\n" + console.file.getvalue()  # type: ignore[attr-defined]
@@ -143,7 +185,7 @@ def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
     assert sum(len(resumed(folder)) for folder in folders) >= 2
     assert all(step >= 100 for folder in folders for step in resumed(folder))
 
-    for entry in launch.plan(study, tmp_path / "local").entries:
+    for entry in make_plan(study, tmp_path / "local").entries:
         assert train_once(entry.run.recipe, entry.folder.path) == ("finished", "")
         there, here = out / entry.run.name, entry.folder.path
         assert rows(there) == rows(here)
@@ -176,8 +218,43 @@ def test_a_stop_saves_every_run_and_the_next_sweep_continues(cluster: Any, study
     assert resumed(folders[0])
 
 
+@pytest.mark.timeout(300)
+def test_a_sweep_through_a_client_server_finishes_runs_and_is_stopped_as_here(
+    client_server: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mini.toml").write_text(STUDY)
+    command = [sys.executable, "-m", "steadyq", "sweep", "mini.toml", "--steps", "300", "--gpus-per-run", "0"]
+    command += ["--on", client_server, "--out", "remote"]
+    first, second = find_study(str(tmp_path / "mini.toml")).changed(settings={"steps": 300}).runs()
+    done, stopped = (RunFolder(tmp_path / "remote" / run.name) for run in (first, second))
+    with open(tmp_path / "words.txt", "w") as words:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=words, stderr=words)
+    until(lambda: process.poll() is not None or bool(stopped.checkpoints()))  # one CPU: the first has finished
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, (tmp_path / "words.txt").read_text()
+    assert "cluster of 1 node, 1 run at a time" in (tmp_path / "words.txt").read_text()
+    assert f"finished  {first.name}" in (tmp_path / "words.txt").read_text()
+    assert stopped.result is None
+    assert train_once(first.recipe.override({"compute.threads": 1}), tmp_path / "here") == ("finished", "")
+    assert rows(done.path) == rows(tmp_path / "here")
+    assert train_once(second.recipe.override({"compute.threads": 1}), stopped.path) == ("finished", "")
+    assert resumed(stopped.path)
+
+
+def test_no_client_server_is_one_line(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray()
+
+    def silence(**arguments: Any) -> None:
+        raise ConnectionError("ray client connection timeout")
+
+    monkeypatch.setattr(ray, "init", silence)
+    plan = make_plan(study, tmp_path / "s", here=False)
+    with pytest.raises(UserError, match=r"no Ray client server answers .* RAY_AUTH_MODE=token"):
+        launch.launcher_for("ray://127.0.0.1:1", plan, None, None, retries=1)
+
+
 def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study, tmp_path: Path) -> None:
-    plan = launch.plan(study, tmp_path / "s", here=False)
+    plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
         launch.launcher_for("ray", plan, None, 0.5, retries=1)
     with pytest.raises(UserError, match="--jobs is for this machine"):
@@ -186,6 +263,6 @@ def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study
 
 @pytest.mark.skipif(ray is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named(study: Study, tmp_path: Path) -> None:
-    plan = launch.plan(study, tmp_path / "s", here=False)
+    plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"pip install 'steadyq\[cluster\]'"):
         launch.launcher_for("ray", plan, None, None, retries=1)

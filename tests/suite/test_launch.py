@@ -13,9 +13,10 @@ from steadyq.errors import UserError
 from steadyq.options import split_settings
 from steadyq.presets import steady
 from steadyq.runs import Busy, RunFolder
-from steadyq.suite import cost, launch
-from steadyq.suite.launch import Entry
-from steadyq.suite.suites import PlannedRun, Study, find_study, read_study
+from steadyq.suite import cost, launch, local
+from steadyq.suite.local import LocalProcesses
+from steadyq.suite.plan import Entry, last_row, make_plan
+from steadyq.suite.suites import PlannedRun, Study, find_study, read_study, sweep_study
 from steadyq.suite.worker import Ending, train_once
 
 STUDY = """
@@ -82,7 +83,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def go(study: Study, out: Path, script: dict[str, list[Ending]], retries: int = 2) -> tuple[int, list[str], str]:
     console = Console(file=io.StringIO(), width=200)
     launcher = Scripted(script)
-    code = launch.launch(launch.plan(study, out), launcher, console, retries=retries)
+    code = launch.launch(make_plan(study, out), launcher, console, retries=retries)
     return code, launcher.started, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -94,14 +95,14 @@ def test_every_run_is_started_once_and_a_second_sweep_starts_nothing(study: Stud
     assert (code, started) == (0, NAMES)
     assert "4 finished of 4 runs" in said
     assert go(study, tmp_path / "s", {})[:2] == (0, [])
-    assert launch.sweep_study(tmp_path / "s") == study
+    assert sweep_study(tmp_path / "s") == study
 
 
 def test_more_seeds_start_only_what_is_new(study: Study, tmp_path: Path) -> None:
     go(study, tmp_path / "s", {})
     code, started, _ = go(study.changed(seeds=3), tmp_path / "s", {})
     assert (code, started) == (0, ["MinAtar-Breakout-on-seed2", "MinAtar-Breakout-off-seed2"])
-    assert launch.sweep_study(tmp_path / "s").seeds == (0, 1, 2)
+    assert sweep_study(tmp_path / "s").seeds == (0, 1, 2)
 
 
 def test_a_crash_is_tried_again_and_gives_up_after_the_retries(study: Study, tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_what_diverges_or_is_refused_is_not_tried_again(study: Study, tmp_path: 
 
 
 def test_a_run_that_diverged_before_is_skipped(study: Study, tmp_path: Path) -> None:
-    plan = launch.plan(study, tmp_path / "s")
+    plan = make_plan(study, tmp_path / "s")
     RunFolder(tmp_path / "s" / NAMES[0]).begin(plan.entries[0].run.recipe).close()
     (tmp_path / "s" / NAMES[0] / "diverged").mkdir()
     (tmp_path / "s" / "sweep.toml").write_text(study.to_toml())
@@ -147,27 +148,137 @@ def test_a_worker_says_busy_when_the_folder_is_locked(tmp_path: Path) -> None:
     assert train_once(recipe.override({"seed": 5}), tmp_path / "run")[0] == "refused"
 
 
-def test_gpu_slots_fill_up_one_after_another(tmp_path: Path) -> None:
-    halves = launch.LocalProcesses(tmp_path, jobs=8, gpus_per_run=0.5, gpus=2)
-    assert halves.parallel == 4
-    assert halves.gpu_slots == {0: 2, 1: 2}
-    assert launch.LocalProcesses(tmp_path, jobs=3, gpus_per_run=0.1, gpus=1).parallel == 3
-    assert launch.LocalProcesses(tmp_path, jobs=3).parallel == 3
+@pytest.mark.parametrize(
+    ("jobs", "share", "gpus", "parallel"),
+    [(8, 0.5, 2, 4), (3, 0.1, 1, 3), (8, 1 / 3, 1, 3), (8, 0.6, 2, 2), (8, 1.0, 1, 1), (3, 0.0, 4, 3)],
+)
+def test_slots_are_jobs_and_whole_shares(jobs: int, share: float, gpus: int, parallel: int, tmp_path: Path) -> None:
+    launcher = LocalProcesses(tmp_path, jobs, share, gpus)
+    assert launcher.parallel == parallel
+    assert launcher.on_gpu == bool(share)
+
+
+class Sleeper:
+    """A run's process that has not ended, and what it was given."""
+
+    def __init__(self, words: list[str], env: dict[str, str], **arguments: object) -> None:
+        self.env, self.stdin, self.returncode = env, io.StringIO(), None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def devices(launcher: LocalProcesses) -> list[str]:
+    return [child.process.env["CUDA_VISIBLE_DEVICES"] for child in launcher.children]  # type: ignore[attr-defined]
+
+
+def test_a_run_sees_its_own_gpu_and_the_emptiest_is_next(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.subprocess, "Popen", Sleeper)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    entries = make_plan(study, tmp_path / "s").entries
+    launcher = LocalProcesses(tmp_path, jobs=3, gpus_per_run=0.5, gpus=2)
+    for entry in entries[:3]:
+        assert launcher.room()
+        launcher.start(entry)
+    assert devices(launcher) == ["0", "1", "0"]
+    assert not launcher.room()  # of four slots the jobs allow three
+    launcher.children[1].process.returncode = 0
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    assert [ending for _, ending, _ in launcher.poll()] == ["finished"]
+    launcher.start(entries[3])
+    assert devices(launcher) == ["0", "0", "1"]
+
+
+def test_a_run_gets_one_of_the_gpus_the_sweep_was_given(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.subprocess, "Popen", Sleeper)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a2b")
+    entries = make_plan(study, tmp_path / "s").entries
+    launcher = LocalProcesses(tmp_path, jobs=2, gpus_per_run=1.0, gpus=2)
+    on_cpu = LocalProcesses(tmp_path, jobs=2)
+    for entry in entries[:2]:
+        launcher.start(entry)
+        on_cpu.start(entry)
+    assert devices(launcher) == ["3", "GPU-8a2b"]
+    assert devices(on_cpu) == ["", ""]
+
+
+def test_shares_are_planned_from_the_gpus_there_are(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = study.runs()
+
+    def launcher(jobs: int | None, share: float | None, settings: dict[str, object] | None = None) -> LocalProcesses:
+        return local.local_launcher(
+            study.changed(settings=settings).runs() if settings else runs, tmp_path, jobs, share
+        )
+
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: False)
+    assert (launcher(None, None).parallel, launcher(None, None).on_gpu) == (6, False)
+    assert launcher(None, None, {"compute.threads": 2}).parallel == 3
+    with pytest.raises(UserError, match="no GPU is visible"):
+        launcher(None, 0.5)
+    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
+    assert (launcher(None, None).parallel, launcher(None, None).on_gpu) == (2, True)
+    assert launcher(None, 0.25).parallel == 8
+    assert launcher(3, 0.25).parallel == 3
+    assert (launcher(None, 0.0).parallel, launcher(None, 0.0).on_gpu) == (6, False)
+    assert not launcher(None, None, {"compute.device": "cpu"}).on_gpu
+    with pytest.raises(UserError, match="needs --gpus-per-run above 0"):
+        launcher(None, 0.0, {"compute.device": "cuda"})
+
+
+def test_a_cost_here_is_timed_where_the_runs_will_train(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(cost, "seconds_per_update", lambda recipe, spec: seen.append(recipe.compute.device) or 1.0)
+    cost.seconds_here(study.runs(), on_gpu=False)
+    cost.seconds_here(study.runs(), on_gpu=True)
+    assert seen == ["cpu", "auto"]
 
 
 def test_paper_scale_costs_what_was_measured() -> None:
+    (gpu,) = cost.gpus()
     (run, *_) = find_study("atari100k").changed(scale="paper", seeds=1, games=["Alien"]).runs()
-    found = cost.gpu_time(run)
+    found = cost.gpu_time(run, gpu)
     assert found is not None
     assert found.factor == 1.0
     assert found.seconds == pytest.approx(392_000 * 0.0342 + 100_000 * 0.00118)
     half = PlannedRun(run.name, run.label, run.recipe.override({"ensemble.members": 8}))
-    scaled = cost.gpu_time(half)
+    scaled = cost.gpu_time(half, gpu)
     assert scaled is not None
     assert 0.3 < scaled.seconds / found.seconds < 0.7
     assert scaled.factor != 1.0
     (small, *_) = find_study("minatar").runs()
-    assert cost.gpu_time(small) is None
+    assert cost.gpu_time(small, gpu) is None
+
+
+def test_of_several_forms_gpus_and_widths_the_right_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(gpu: str, network: str, scale: int, ms: float, form: str) -> cost.Measured:
+        return cost.Measured(gpu, network, 16, scale, 32, ms, 1.0, form, "here")
+
+    rows = (
+        row("A", "resnet", 4, 30.0, "bf16"),
+        row("A", "resnet", 4, 90.0, "fp32"),
+        row("A", "resnet", 2, 16.0, "bf16"),
+        row("B", "resnet", 4, 60.0, "bf16"),
+        row("B", "minatar", 32, 2.0, "bf16"),
+    )
+    monkeypatch.setattr(cost, "measured", lambda: rows)
+    (run, *_) = find_study("atari100k").changed(scale="paper", seeds=1, games=["Alien"]).runs()
+    narrow = PlannedRun(run.name, run.label, run.recipe.override({"network.scale": 2}))
+    (small, *_) = find_study("minatar").runs()
+    assert cost.gpus() == ("A", "B")
+    assert [found.measured for gpu in ("A", "B") if (found := cost.gpu_time(run, gpu))] == [rows[0], rows[3]]
+    assert [found.measured for gpu in ("A", "B") if (found := cost.gpu_time(narrow, gpu))] == [rows[2], rows[3]]
+    assert cost.gpu_time(small, "A") is None
+    found = cost.gpu_time(small, "B")
+    assert found is not None
+    assert found.measured == rows[4]
 
 
 def test_a_dry_run_prints_the_cost_and_writes_nothing(
@@ -232,8 +343,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_another_sweeps_folder_is_refused(study: Study, tmp_path: Path) -> None:
     go(study, tmp_path / "s", {})
     with pytest.raises(UserError, match=r"belongs to another sweep \(steps: 500 != 400\): choose another --out"):
-        launch.plan(study.changed(settings={"steps": 500}), tmp_path / "s")
-    launch.plan(study.changed(settings={"compute.threads": 2}), tmp_path / "s")  # where it computes is not what it is
+        make_plan(study.changed(settings={"steps": 500}), tmp_path / "s")
+    make_plan(study.changed(settings={"compute.threads": 2}), tmp_path / "s")  # where it computes is not what it is
 
 
 def test_dotted_options_of_every_kind_are_taken_out() -> None:
@@ -247,6 +358,6 @@ def test_dotted_options_of_every_kind_are_taken_out() -> None:
 
 def test_the_last_row_is_the_last_whole_one(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    assert launch.last_row(file) is None
+    assert last_row(file) is None
     file.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert launch.last_row(file) == {"step": 2}
+    assert last_row(file) == {"step": 2}

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from steadyq.report.sweep import write_sweep_report
 from steadyq.runs import RunFolder
 from steadyq.suite import launch
+from steadyq.suite.plan import make_plan
 from steadyq.suite.suites import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
@@ -67,7 +68,7 @@ def trained(folder: Path) -> int:
 def sweep(study: Study, out: Path) -> tuple[int, str]:
     """The command's second half in this process: two runs at a time."""
     console = Console(file=io.StringIO(), width=200)
-    plan = launch.plan(study, out)
+    plan = make_plan(study, out)
     code = launch.launch(plan, launch.launcher_for("local", plan, 2, 0.0, retries=0), console, retries=0)
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -89,7 +90,7 @@ def test_a_study_survives_a_kill_and_ends_with_its_figure(tmp_path: Path) -> Non
     assert code == 0, said
     assert "4 finished of 4 runs" in said
 
-    plan = launch.plan(study, tmp_path / "alone")
+    plan = make_plan(study, tmp_path / "alone")
     again = plan.entries[0]
     assert train_once(again.run.recipe, again.folder.path) == ("finished", "")
     interrupted = RunFolder(out / again.run.name)

@@ -6,7 +6,7 @@ the environment share: so a variant keeps one name and colour on environments wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -49,12 +49,28 @@ class Run:
     result: dict[str, Any] | None
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     meta: dict[str, Any] | None = None
-    """What another library's run says of itself; its recipe then holds nothing but name, environment and seed."""
+    """What another learner's run says of itself; its recipe then holds nothing but what every run has."""
 
     @property
     def seed(self) -> int:
         """The run's seed."""
         return self.recipe.seed
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is somebody's own loop that the stability monitor watched: it has no end and no evaluation."""
+        return self.meta is not None and "steps" not in self.meta
+
+    @property
+    def made_by(self) -> str:
+        """Preset and scale, or the name of another learner."""
+        return f"{self.recipe.preset} {self.recipe.scale}".strip()
+
+    @property
+    def evaluated(self) -> str:
+        """How its evaluation differs from ours, in words."""
+        said = (self.meta or {}).get("evaluation")
+        return f"{self.made_by}: {said}." if said else ""
 
     @property
     def last_step(self) -> int:
@@ -97,7 +113,7 @@ class Run:
 
 
 def read(path: Path | str) -> Run:
-    """Read a run folder, or that of a monitored run of other code: it has a meta.json instead of a recipe."""
+    """Read a run folder, or that of another learner: it has a meta.json instead of a recipe."""
     folder = RunFolder(path)
     meta = folder.meta
     recipe = folder.recipe if meta is None else _stand_in(meta)
@@ -108,7 +124,7 @@ def _stand_in(meta: Mapping[str, Any]) -> Recipe:
     """A recipe that carries the few things every run has."""
     return Recipe(
         env=str(meta.get("env") or "unknown"),
-        protocol=Protocol("gymnasium"),
+        protocol=Protocol(**meta["protocol"]) if "protocol" in meta else Protocol("gymnasium"),
         preset=str(meta.get("name") or "monitored"),
         scale="",
         steps=max(1, int(meta.get("steps") or 1)),
@@ -172,8 +188,11 @@ class Comparison:
         return step_grid([run for cell in self.on(env) for run in cell.runs], points)
 
 
-def compare(paths: Sequence[Path | str]) -> Comparison:
-    """Read run folders and group them; the same folder twice counts once, the same seed twice is an error."""
+def compare(paths: Sequence[Path | str], names: Mapping[Path, str] | None = None) -> Comparison:
+    """Read run folders and group them; the same folder twice counts once, the same seed twice is an error.
+
+    `names` gives the variant of each path where that is known; else recipes tell.
+    """
     unique = {Path(path).resolve(): Path(path) for path in paths}
     runs = [read(path) for path in unique.values()]
     if not runs:
@@ -185,7 +204,8 @@ def compare(paths: Sequence[Path | str]) -> Comparison:
     found: dict[tuple[str, Identity], dict[int, Run]] = {}
     for run in runs:
         own = tuple(change for change in run.learning_changes if change not in shared[run.recipe.env])
-        seeds = found.setdefault((run.recipe.env, Identity(run.recipe.preset, run.recipe.scale, own)), {})
+        identity = Identity(names[run.path], "", ()) if names else Identity(run.recipe.preset, run.recipe.scale, own)
+        seeds = found.setdefault((run.recipe.env, identity), {})
         if run.seed in seeds:
             raise UserError(
                 f"{seeds[run.seed].path} and {run.path} are the same recipe with the same seed {run.seed}: give one"
@@ -302,6 +322,11 @@ def actions(run: Run) -> int | None:
         return envs.spec(recipe.env, recipe.protocol).num_actions
     except UserError:
         return None
+
+
+def exceptions(runs: Iterable[Run]) -> str:
+    """What a statement on evaluations must add for these runs."""
+    return "".join(f" {said}" for said in dict.fromkeys(run.evaluated for run in runs) if said)
 
 
 def mean_of(cell: Cell, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:

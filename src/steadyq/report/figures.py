@@ -120,6 +120,6 @@ def _statement(everyone: Sequence[Run], variants: Mapping[str, Sequence[Run]]) -
     return (
         f"{shown_name(recipe.env)}, protocol {recipe.protocol.name}, preset"
         f"{'s' * (len({run.recipe.preset for run in everyone}) > 1)} "
-        f"{', '.join(dict.fromkeys(f'{run.recipe.preset} {run.recipe.scale}' for run in everyone))}. "
+        f"{', '.join(dict.fromkeys(run.made_by for run in everyone))}. "
         f"Line: mean over seeds{band}."
     )

@@ -8,7 +8,7 @@ its script, to a screen reader, and on paper.
 import base64
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -21,7 +21,9 @@ from steadyq.monitor.verdict import Finding, findings
 from steadyq.progress import clock
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
-from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, mean_of, plain
+from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
+from steadyq.suite.tables import Cell as TableCell
+from steadyq.suite.tables import Table
 
 VIDEO_BYTES = 6_000_000
 """A larger video is linked, not embedded."""
@@ -32,17 +34,43 @@ NUMERIC = ("mean", "random", "times random", "resets")
 RAW_FILES = ("recipe.toml", "meta.json", "metrics.jsonl", "diagnostics.jsonl", "events.jsonl", "result.json")
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str, *, video: Path | None = None, caption: str = "") -> None:
+@dataclass(frozen=True)
+class StudyPart:
+    """What a sweep adds to the page about its runs."""
+
+    title: str
+    question: str
+    state: str
+    """Games, seeds, protocol, and how much has finished."""
+    names: Mapping[Path, str]
+    """The variant of each run."""
+    tables: Sequence[Table]
+    figures: Sequence[tuple[Path, str]]
+    """SVG files, each with what it shows in words."""
+    shaded: bool = False
+    """Whether colours in the figures are values: dark mode then leaves them as they are."""
+
+
+def write_report(
+    runs: Sequence[Path | str],
+    out: Path | str,
+    *,
+    video: Path | None = None,
+    caption: str = "",
+    study: StudyPart | None = None,
+) -> None:
     """Write a page about the given run folders; several are grouped into variants and compared.
 
-    `video` is embedded with its `caption`. The file is replaced whole or not at all.
+    `video` is embedded with its `caption`, and so are the tables and figures of a `study`. The file is replaced whole
+    or not at all.
     """
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: the report needs a file name such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise UserError(f"no folder {out.parent} to write {out.name} into")
-    page = Page(comparison := compare(runs), page_data(comparison), out.parent, video, caption)
+    comparison = compare(runs, study.names if study else None)
+    page = Page(comparison, page_data(comparison), out.parent, video, caption, study)
     unfinished = out.with_name(out.name + ".unfinished")
     unfinished.write_text(page.html(), encoding="utf-8")
     unfinished.replace(out)
@@ -57,16 +85,19 @@ class Page:
     folder: Path
     video: Path | None = None
     caption: str = ""
+    study: StudyPart | None = None
 
     @property
     def single(self) -> Run | None:
         """The run, if there is only one."""
         runs = self.comparison.runs
-        return runs[0] if len(runs) == 1 else None
+        return runs[0] if len(runs) == 1 and self.study is None else None
 
     @property
     def title(self) -> str:
         """What the page is about, in a few words."""
+        if self.study:
+            return self.study.title
         names = ", ".join(map(shown_name, self.comparison.envs[:3])) + (
             " and more" if len(self.comparison.envs) > 3 else ""
         )
@@ -107,6 +138,8 @@ script-src 'unsafe-inline'; img-src data:; media-src data:">
 
 def _header(page: Page) -> str:
     lede = _single_lede(page.single) if page.single else _many_lede(page.comparison)
+    if page.study:
+        lede = f"<strong>{escape(page.study.question)}</strong> {escape(page.study.state)}"
     tiles = _single_tiles(page.single) if page.single else _many_tiles(page.comparison)
     boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in tiles)
     notes = "".join(f'<p class="notice" role="note">{escape(text)}</p>' for text in _notices(page.comparison))
@@ -123,7 +156,7 @@ def _header(page: Page) -> str:
 
 
 def _single_lede(run: Run) -> str:
-    if run.meta is not None:
+    if run.watched:
         return f"{run.last_step:,} steps of {escape(run.recipe.preset)}, watched by the stability monitor."
     if run.result is None:
         return f"{run.last_step:,} of {run.recipe.steps:,} steps so far; the evaluation comes at the end."
@@ -139,7 +172,10 @@ def _single_lede(run: Run) -> str:
 def _many_lede(comparison: Comparison) -> str:
     shared = set.intersection(*(set(run.learning_changes) for run in comparison.runs))
     common = [change for change in comparison.runs[0].learning_changes if change in shared]
+    protocols = dict.fromkeys(run.recipe.protocol.name for run in comparison.runs if not run.watched)
     text = "Lines are means over seeds, bands their 95% bootstrap interval; thin lines are single seeds."
+    if protocols:
+        text += f" Protocol {', '.join(map(escape, protocols))}."
     if common:
         text += " All runs share " + ", ".join(f"{escape(name)} {escape(plain(value))}" for name, value in common) + "."
     return text
@@ -156,7 +192,7 @@ def _single_tiles(run: Run) -> list[tuple[str, str]]:
         *tiles,
         ("steps", f"{row.get('step', 0):,}"),
         ("updates", f"{row.get('updates', 0):,}"),
-        ("layer resets", f"{row.get('resets', 0):,}"),
+        *([("layer resets", f"{row['resets']:,}")] if "resets" in row else []),
         ("training time", clock(float(row.get("seconds", 0)))),
     ]
 
@@ -177,7 +213,7 @@ def _many_tiles(comparison: Comparison) -> list[tuple[str, str]]:
 def _notices(comparison: Comparison) -> list[str]:
     diverged = [(run, events[-1]) for run in comparison.runs if (events := run.of("diverged"))]
     said = [f"{run.path.name} diverged at step {event['step']:,}: {event['message']}" for run, event in diverged]
-    unfinished = [run for run in comparison.runs if run.result is None and run.meta is None and not run.of("diverged")]
+    unfinished = [run for run in comparison.runs if run.result is None and not run.watched and not run.of("diverged")]
     names = ", ".join(f"{run.path.name} ({run.last_step:,} of {run.recipe.steps:,} steps)" for run in unfinished)
     return [*said, *([f"Not finished: {names}."] if names else [])]
 
@@ -203,6 +239,57 @@ def _video(page: Page) -> str:
     return f'<figure class="video">{shown}<figcaption class="explains">{caption} {link}</figcaption></figure>'
 
 
+def _study(page: Page) -> str:
+    """A sweep's figures and tables: the same as in its files."""
+    if page.study is None:
+        return ""
+    figures = "".join(_drawing(file, words, page.study.shaded) for file, words in page.study.figures)
+    prefix = f"{page.study.title}: "  # in the files each table stands alone; here the page says it
+    titles = [table.title.removeprefix(prefix) for table in page.study.tables]
+    tables = (
+        _table(table, title[:1].upper() + title[1:], number)
+        for number, (table, title) in enumerate(zip(page.study.tables, titles, strict=True))
+    )
+    return figures + "".join(tables)
+
+
+def _drawing(file: Path, words: str, shaded: bool) -> str:
+    content = base64.b64encode(file.read_bytes()).decode()
+    return f"""<figure class="card drawing{" shaded" * shaded}" id="drawing-{escape(file.stem)}">
+<div class="scroll" tabindex="0" role="region" aria-label="Figure, scrolls sideways">
+<img alt="{escape(words)}" src="data:image/svg+xml;base64,{content}"></div>
+</figure>"""
+
+
+def _table(table: Table, title: str, number: int) -> str:
+    numeric = [any(isinstance(row[c].value, int | float) for row in table.rows) for c in range(len(table.columns))]
+    heads = "".join(
+        f'<th scope="col"{" class=number" * right}>{escape(name.strip())}</th>'
+        for name, right in zip(table.columns, numeric, strict=True)
+    )
+    rows = ""
+    for first, *others in table.rows:
+        cells = "".join(_cell(cell, right) for cell, right in zip(others, numeric[1:], strict=True))
+        rows += f'<tr><th scope="row">{escape(str(first.value))}</th>{cells}</tr>'
+    notes = "".join(f'<p class="explains">{_note(note)}</p>' for note in table.notes)
+    return f"""<section class="card" aria-labelledby="table-{number}">
+<h2 id="table-{number}">{escape(title)}</h2>
+<div class="scroll" tabindex="0" role="region" aria-labelledby="table-{number}"><table class="results">
+<thead><tr>{heads}</tr></thead>
+<tbody>{rows}</tbody></table></div>
+{notes}
+</section>"""
+
+
+def _cell(cell: TableCell, right: bool) -> str:
+    text = escape(cell.text.removeprefix("*")) if cell.value not in (None, "") else "\u2013"
+    return f"<td{' class=number' * right}>{f'<strong>{text}</strong>' if cell.best else text}</td>"
+
+
+def _note(note: str) -> str:
+    return f"<strong>Bold</strong>: {escape(note[2:])}" if note.startswith("* ") else escape(note)
+
+
 def _scores(page: Page) -> str:
     comparison = page.comparison
     if page.single or not any(cell.scores for cell in comparison.cells):
@@ -212,9 +299,9 @@ def _scores(page: Page) -> str:
         rows += [_score_row(comparison, cell) for cell in comparison.on(env)]
     cells = "".join(f'<th scope="col"{" class=number" * (head in NUMERIC)}>{head}</th>' for head in HEADS)
     return f"""<section class="card" aria-labelledby="scores">
-<h2 id="scores">Final scores</h2>
+<h2 id="scores">{"Scores of every seed" if page.study else "Final scores"}</h2>
 <p class="explains">Mean raw return of full games with the final weights and no exploration. The interval is a
-percentile bootstrap over seeds.</p>
+percentile bootstrap over seeds.{escape(exceptions(comparison.runs))}</p>
 <div class="scroll" tabindex="0" role="region" aria-labelledby="scores"><table class="scores">
 <thead><tr>{cells}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>
@@ -235,14 +322,14 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
         interval = f"{figure(float(low))} to {figure(float(high))}, n = {len(scores)}"
     baseline = mean_of(cell, lambda result: result["random_return"])
     ratio = times_random(mean, baseline) if mean is not None and baseline is not None else None
-    resets = sum(run.rows[-1].get("resets", 0) for run in cell.runs if run.rows)
+    resets = [run.rows[-1]["resets"] for run in cell.runs if run.rows and "resets" in run.rows[-1]]
     columns = (
         seeds,
         f"<strong>{figure(mean)}</strong>" if mean is not None else "",
         interval,
         figure(baseline) if baseline is not None else "",
         f"{ratio:.1f}" if ratio is not None else "",
-        f"{resets:,}",
+        f"{sum(resets):,}" if resets else "",
     )
     values = "".join(
         f'<td data-label="{head}"{" class=number" * (head in NUMERIC)}>{value}</td>'
@@ -349,7 +436,10 @@ def _run(page: Page, run: Run, opened: bool) -> str:
     row: dict[str, Any] = run.rows[-1] if run.rows else {}
     facts: list[tuple[str, str]] = [("environment", escape(recipe.env))]
     if run.meta is not None:
-        facts += [(escape(name), escape(plain(value))) for name, value in run.meta.items() if name != "env"]
+        said = {name: value for name, value in run.meta.items() if name not in ("env", "protocol")}
+        facts += [(escape(name), escape(plain(value))) for name, value in said.items()]
+        if "protocol" in run.meta:
+            facts.append(("protocol", "<br>".join(map(escape, recipe.protocol.lines()))))
     else:
         changes = "<br>".join(f"{escape(name)} {escape(plain(value))}" for name, value in run.changes.items())
         facts += [
@@ -403,7 +493,7 @@ def _footer(page: Page) -> str:
     return f"<footer><p>Written by SteadyQ {__version__}. The file is complete: it loads nothing else.</p></footer>"
 
 
-SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _verdict, _charts, _runs, _footer)
+SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _study, _scores, _verdict, _charts, _runs, _footer)
 
 
 def _asset(name: str) -> str:

@@ -17,7 +17,13 @@ from steadyq.report.charts import shown_name
 from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
 from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
 
-AXES_HERE = {**AXES, "resets_per_check": "layer resets per check"}
+AXES_HERE = {
+    **AXES,
+    "resets_per_check": "layer resets per check",
+    "same_action": "same action (share)",
+    "same_action_rewarded": "same action after a reward (share)",
+    "same_action_unrewarded": "same action without reward (share)",
+}
 ACROSS, PANEL, MOST_IN_A_ROW = 6, (2.9, 2.35), 5
 
 Cells = Mapping[str, Mapping[str, Sequence[Run]]]
@@ -37,6 +43,9 @@ class Points:
     ticks: Sequence[str]
     numeric: bool
     axis: str
+    title: str
+    what: str
+    """Which value, for the figure's statement."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +69,27 @@ def series(run: Run, column: str) -> tuple[Array, Array]:
 
 
 def draw_curves(
-    cells: Cells, columns: Sequence[str], outs: Sequence[Path], *, title: str, summary: Points | Profile | None = None
+    cells: Cells,
+    columns: Sequence[str],
+    outs: Sequence[Path],
+    *,
+    title: str,
+    summaries: Sequence[Points | Profile] = (),
 ) -> None:
-    """Draw a panel for each column of metrics.jsonl and game, and the summary as the last panel of the first column."""
+    """Draw a row of panels for each column of metrics.jsonl, one for each game; the summaries stand to their right.
+
+    A row has one quantity and its own axes; summaries go one to a row where there are rows enough, else side by side.
+    """
     runs = _check(cells, outs)
     drawn = [column for column in columns if any(len(series(run, column)[0]) for run in runs)]
     if not drawn:
         raise UserError(f"no run has any of {', '.join(columns)} yet: there is nothing to draw")
     labels = list(dict.fromkeys(label for variants in cells.values() for label in variants))
-    games, extra = list(cells), int(summary is not None)
-    across = len(games) + extra if len(games) <= MOST_IN_A_ROW else ACROSS
-    heights = [-(-(len(games) + extra * (row == 0)) // across) for row in range(len(drawn))]
+    games = list(cells)
+    stacked = len(games) <= MOST_IN_A_ROW and 0 < len(summaries) <= len(drawn)
+    beside = [summaries[row : row + 1] if stacked else summaries if row == 0 else () for row in range(len(drawn))]
+    across = len(games) + max(map(len, beside)) if len(games) <= MOST_IN_A_ROW else ACROSS
+    heights = [-(-(len(games) + len(extra)) // across) for extra in beside]
 
     import matplotlib
 
@@ -78,22 +97,23 @@ def draw_curves(
         figure, panels = _figure(sum(heights), across)
         for block, column in enumerate(drawn):
             own = panels[sum(heights[:block]) : sum(heights[: block + 1])].ravel()
-            for panel in own[len(games) + (extra if block == 0 else 0) :]:
+            for panel in own[len(games) + len(beside[block]) :]:
                 panel.set_axis_off()
             for place, env in enumerate(games):
                 _curves(own[place], cells[env], labels, column)
                 own[place].set_title(shown_name(env), fontsize=9)
                 if place % across == 0:
                     own[place].set_ylabel(AXES_HERE.get(column, column))
-            if block == 0 and isinstance(summary, Points):
-                _points(own[len(games)], summary)
-            elif block == 0 and isinstance(summary, Profile):
-                _profile(own[len(games)], summary, labels)
+            for place, summary in enumerate(beside[block], len(games)):
+                if isinstance(summary, Points):
+                    _points(own[place], summary)
+                else:
+                    _profile(own[place], summary, labels)
         handles = [
             matplotlib.lines.Line2D([], [], color=_colour(i), linestyle=_dashes(i), linewidth=1.7)
             for i in range(len(labels))
         ]
-        _words(figure, title, handles, labels, statement(cells, summary), across)
+        _words(figure, title, handles, labels, statement(cells, summaries), across)
         for out in outs:
             save(figure, out)
 
@@ -123,6 +143,8 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
             panel.invert_yaxis()
             panel.set_yticks(np.arange(len(layers)) + 0.5, layers if place % across == 0 else [], fontsize=6)
             panel.xaxis.set_major_formatter(_thousands)
+            if place + across >= len(maps):
+                panel.set_xlabel("environment steps")
         for spare in range(len(maps), across * len(panels)):
             panels[spare // across][spare % across].set_axis_off()
         for row in panels[1:]:
@@ -167,7 +189,7 @@ def facts(cells: Cells) -> str:
     games, seeds = list(cells), sorted({run.seed for run in runs})
     counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
     unfinished = sum(run.result is None for run in runs)
-    presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
+    presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
     named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -178,19 +200,18 @@ def facts(cells: Cells) -> str:
     return text + (f" {unfinished} of {len(runs)} runs have not finished." if unfinished else "")
 
 
-def statement(cells: Cells, summary: Points | Profile | None) -> str:
-    """The facts of a figure of curves, and what its lines, bands and summary are."""
+def statement(cells: Cells, summaries: Sequence[Points | Profile]) -> str:
+    """The facts of a figure of curves, and what its lines, bands and summaries are."""
     several = any(len(each) > 1 for variants in cells.values() for each in variants.values())
     text = facts(cells) + " Line: mean over seeds"
     text += "; band: 95% bootstrap interval over seeds." if several else "."
-    if isinstance(summary, Points):
-        text += (
-            " Summary: mean evaluation score of the finished runs, full games without exploration, divided by the best "
-            "variant's on the same game; thin: games, thick: their mean"
-            + ("; bars: 95% bootstrap interval over seeds." if summary.low is not None else ".")
-        )
-    elif isinstance(summary, Profile):
-        text += " Summary: share of finished runs whose normalised evaluation score exceeds the value."
+    points = [summary for summary in summaries if isinstance(summary, Points)]
+    text += "".join(f" {each.title}: {each.what}, of finished runs." for each in points)
+    if points:
+        bars = "; bars: 95% bootstrap interval over seeds" if all(each.low is not None for each in points) else ""
+        text += f" Divided by the best variant's mean on the same game; thin: games, thick: their mean{bars}."
+    if any(isinstance(summary, Profile) for summary in summaries):
+        text += " Score distribution: share of finished runs whose normalised evaluation score exceeds the value."
     return text
 
 
@@ -232,8 +253,10 @@ def _curves(panel: Any, variants: Mapping[str, Sequence[Run]], labels: Sequence[
 
 def _points(panel: Any, points: Points) -> None:
     x = list(points.positions)
-    for values in points.by_game.values():
-        panel.plot(x, values, color="#999999", linewidth=0.8, marker=".", markersize=4)
+    for index, (env, values) in enumerate(points.by_game.items()):
+        panel.plot(
+            x, values, color="#888888", linestyle=_dashes(index), linewidth=0.9, marker=".", label=shown_name(env)
+        )
     error = None
     if points.low is not None and points.high is not None:
         below = np.subtract(points.mean, points.low)
@@ -247,7 +270,9 @@ def _points(panel: Any, points: Points) -> None:
         panel.set_xlim(min(x) - 0.4, max(x) + 0.4)
     panel.set_xticks(x, points.ticks, fontsize=8 if points.numeric else 7)
     panel.set_ylim(bottom=min(0.0, *points.mean))
-    panel.set_title("Final score", fontsize=9)
+    if 1 < len(points.by_game) <= MOST_IN_A_ROW:
+        panel.legend(fontsize=6.5, frameon=False, loc="lower left", handlelength=2.6)
+    panel.set_title(points.title, fontsize=9)
     panel.set_ylabel("share of the best variant's")
     panel.set_xlabel(points.axis)
 

@@ -8,19 +8,23 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from steadyq.errors import UserError
 from steadyq.report import studies
-from steadyq.report.curves import Run, plain, read
-from steadyq.report.html import write_report
-from steadyq.runs import replace_text
+from steadyq.report.curves import Run, exceptions, plain, read
+from steadyq.report.html import StudyPart, write_report
+from steadyq.runs import RunFolder, replace_text
 from steadyq.suite import statistics
 from steadyq.suite.scores import Published, Scores, atari100k, procgen
 from steadyq.suite.statistics import Interval, Statistic
 from steadyq.suite.suites import Study, run_name, sweep_study
 from steadyq.suite.tables import Cell, Table, Value
+
+Measure = Literal["mean_return", "training_return_10"]
+"""What of a result counts as the score: the evaluation, or the paper's last 10 training games."""
 
 THRESHOLDS = np.linspace(0.0, 2.0, 101)
 LAYOUTS = (".svg", ".png", ".pdf")
@@ -49,10 +53,14 @@ class Sweep:
         """Runs with a result."""
         return sum(run.result is not None for run in self.runs)
 
-    def scores(self, label: str, envs: Sequence[str] | None = None) -> Scores | None:
-        """One variant's evaluation means by game and seed; None before the first run has finished."""
+    def scores(self, label: str, envs: Sequence[str] | None = None, of: Measure = "mean_return") -> Scores | None:
+        """One variant's evaluation means (or another result) by game and seed; None before a run has finished."""
         found = {
-            env: {run.seed: float(run.result["mean_return"]) for run in variants.get(label, ()) if run.result}
+            env: {
+                run.seed: float(run.result[of])
+                for run in variants.get(label, ())
+                if run.result and run.result.get(of) is not None
+            }
             for env, variants in self.cells.items()
             if envs is None or env in envs
         }
@@ -77,7 +85,7 @@ def read_sweep(path: Path | str) -> Sweep:
     for env in study.games:
         for label in study.labels:
             names = [run_name(env, label if study.variants else "", seed) for seed in study.seeds]
-            runs = tuple(read(path / name) for name in names if (path / name / "recipe.toml").is_file())
+            runs = tuple(read(path / name) for name in names if RunFolder(path / name).begun)
             if runs:
                 cells.setdefault(env, {})[label] = runs
     if not cells:
@@ -98,39 +106,69 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
     files = [out / "tables.txt", out / "tables.json"]
     replace_text(files[0], "\n".join(table.text(width=160) for table in found))
     replace_text(files[1], json.dumps([json.loads(table.json()) for table in found], ensure_ascii=False, indent=1))
-    files += figures(sweep, out)
-    write_report([run.path for run in sweep.runs], page := out / "report.html")
-    return found, [*files, page]
-
-
-def figures(sweep: Sweep, out: Path) -> list[Path]:
-    """Draw the study's figure as SVG, PNG and PDF; spike ratios have one for each game."""
-    study, cells = (
-        sweep.study,
-        {env: v for env, v in sweep.cells.items() if any(r.rows for rs in v.values() for r in rs)},
+    drawn = figures(sweep, out)
+    part = StudyPart(
+        title=sweep.study.title,
+        question=sweep.study.question,
+        state=_state(sweep),
+        names={
+            run.path: label for variants in sweep.cells.values() for label, runs in variants.items() for run in runs
+        },
+        tables=found,
+        figures=[(file, words) for file, words in drawn.items() if file.suffix == ".svg"],
+        shaded=sweep.study.figure == "spikes",
     )
+    write_report([run.path for run in sweep.runs], page := out / "report.html", study=part)
+    return found, [*files, *drawn, page]
+
+
+def figures(sweep: Sweep, out: Path) -> dict[Path, str]:
+    """Draw the study's figure as SVG, PNG and PDF, spike ratios one for each game; returns what each file shows."""
+    study = sweep.study
+    cells = {env: v for env, v in sweep.cells.items() if any(run.rows for runs in v.values() for run in runs)}
+    drawn: dict[Path, str] = {}
     if study.figure == "spikes":
-        drawn: list[Path] = []
         for env, variants in cells.items():
+            if all(studies.spike_map(runs) is None for runs in variants.values()):
+                continue  # nothing has been measured yet
             name = f"{study.name}-{env.partition('/')[2]}" if len(cells) > 1 else study.name
             outs = [out / f"{name}{suffix}" for suffix in LAYOUTS]
             studies.draw_spikes(env, variants, outs, title=study.title)
-            drawn += outs
+            words = f"{study.title}: spike ratio of every layer over time. {studies.facts({env: variants})}"
+            drawn |= dict.fromkeys(outs, words)
         return drawn
+    if not any(len(studies.series(run, column)[0]) for run in sweep.runs for column in study.columns):
+        return drawn  # no game has finished yet
     outs = [out / f"{study.name}{suffix}" for suffix in LAYOUTS]
-    studies.draw_curves(cells, study.columns, outs, title=study.title, summary=summary(sweep))
-    return outs
+    panels = summaries(sweep)
+    studies.draw_curves(cells, study.columns, outs, title=study.title, summaries=panels)
+    words = f"{study.title}: {', '.join(study.columns)} of every game. {studies.statement(cells, panels)}"
+    return dict.fromkeys(outs, words)
 
 
-def summary(sweep: Sweep) -> studies.Points | studies.Profile | None:
-    """The figure's last panel: final scores of the variants against the best, or one variant's score distribution."""
+def summaries(sweep: Sweep) -> list[studies.Points | studies.Profile]:
+    """The figure's last panels: a suite's score distribution; a study's final returns against the best variant's.
+
+    The paper's summaries show the last 10 training games; the evaluation, by which tables compare, stands beside them.
+    """
+    if len(sweep.study.labels) == 1:
+        profile = _profile(sweep)
+        return [profile] if profile else []
+    found = (
+        _points(
+            sweep, "training_return_10", "Final training return", "mean of the last 10 training games, as the paper"
+        ),
+        _points(sweep, "mean_return", "Evaluation score", "mean over full games without exploration"),
+    )
+    return [points for points in found if points]
+
+
+def _points(sweep: Sweep, of: Measure, title: str, what: str) -> studies.Points | None:
     study = sweep.study
-    if len(study.labels) == 1:
-        return _profile(sweep)
-    best = _best_means(sweep)
+    best = _best_means(sweep, of)
     if not best:
         return None
-    relative = {label: _relative(sweep, label, best) for label in study.labels}
+    relative = {label: _relative(sweep, label, best, of) for label in study.labels}
     intervals = [_interval(scores, statistics.mean) for scores in relative.values()]
     varied = study.varied[0] if len(study.varied) == 1 else ""
     values = [study.variants[label].get(varied) if varied else label for label in study.labels]
@@ -145,6 +183,8 @@ def summary(sweep: Sweep) -> studies.Points | studies.Profile | None:
         ticks=[plain(value) for value in values] if numeric else list(study.labels),
         numeric=numeric,
         axis=varied,
+        title=title,
+        what=what,
     )
 
 
@@ -222,9 +262,11 @@ def _aggregates(
 def _variants(sweep: Sweep, best: Mapping[str, float]) -> Table:
     """Variants relative to the best one of each game, and the chance that a run beats one of the first variant."""
     first, *_ = sweep.study.labels
+    trained = _best_means(sweep, "training_return_10")
     rows: list[list[Value]] = []
     for label in sweep.study.labels:
         scores = _relative(sweep, label, best)
+        training = _relative(sweep, label, trained, "training_return_10") if trained else None
         chance: Value = None
         span: Value = None
         if label != first:
@@ -234,13 +276,24 @@ def _variants(sweep: Sweep, best: Mapping[str, float]) -> Table:
                 span = _span(statistics.improvement_interval(scores, other))
         interval = _span(_interval(scores, statistics.mean))
         rows.append([label, statistics.mean(scores), interval, statistics.median(scores), chance, span])
+        if training:
+            rows[-1] += [statistics.mean(training), _span(_interval(training, statistics.mean))]
     left = [env for env in sweep.complete if env not in best]
     return Table(
-        title=f"{sweep.study.title}: score divided by the best variant's mean on the same game",
-        columns=("variant", "mean", "interval", "median", f"beats {first}", "interval "),
-        rows=_mark(rows, (1, 3)),
+        title=f"{sweep.study.title}: evaluation score divided by the best variant's mean on the same game",
+        columns=(
+            "variant",
+            "mean",
+            "interval",
+            "median",
+            f"beats {first}",
+            "interval ",
+            *(("training mean", "interval  ") if trained else ()),
+        ),
+        rows=_mark(rows, (1, 3, 6) if trained else (1, 3)),
         notes=(
-            "* highest of its column. Beats: chance that a run scores higher than one of the first variant on the same "
+            "* highest of its column. Training: the last 10 training games instead, which the paper's summaries show. "
+            "Beats: chance that a run scores higher than one of the first variant on the same "
             "game, a tie counting half. Intervals: 95 % bootstrap over seeds; a dash where a game has one seed."
             + (f" Left out, no variant scores above 0: {', '.join(left)}." if left else ""),
             _state(sweep),
@@ -283,7 +336,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         rows=tuple(rows),
         notes=(
             "* highest of its row. Mean over seeds of each seed's mean over full games without exploration; random: a "
-            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds.",
+            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds." + exceptions(sweep.runs),
             _state(sweep),
         ),
     )
@@ -326,18 +379,18 @@ def _top(benchmark: Published) -> str:
     return "the human player" if benchmark.benchmark == "atari100k" else "a solved game"
 
 
-def _best_means(sweep: Sweep) -> dict[str, float]:
+def _best_means(sweep: Sweep, of: Measure = "mean_return") -> dict[str, float]:
     """The best variant's mean of each game that all variants have finished, where it is above 0."""
     found: dict[str, float] = {}
     for env in sweep.complete:
-        means = [float(own[env].mean()) for label in sweep.study.labels if (own := sweep.scores(label, [env]))]
-        if max(means) > 0:
+        means = [float(own[env].mean()) for label in sweep.study.labels if (own := sweep.scores(label, [env], of))]
+        if len(means) == len(sweep.study.labels) and max(means) > 0:
             found[env] = max(means)
     return found
 
 
-def _relative(sweep: Sweep, label: str, best: Mapping[str, float]) -> Scores:
-    scores = sweep.scores(label, list(best))
+def _relative(sweep: Sweep, label: str, best: Mapping[str, float], of: Measure = "mean_return") -> Scores:
+    scores = sweep.scores(label, list(best), of)
     assert scores is not None
     return scores.apply(lambda env, values: values / best[env])
 
@@ -364,8 +417,9 @@ def _span(interval: Interval | None, digits: int = 3) -> str | None:
 
 
 def _mark(rows: Sequence[Sequence[Value]], columns: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
-    """Rows as cells, the highest value of each given column marked."""
-    tops = {c: max((v for row in rows if isinstance(v := row[c], int | float)), default=None) for c in columns}
+    """Rows as cells, the highest value of each given column marked, unless there is nothing to be higher than."""
+    values = {c: [v for row in rows if isinstance(v := row[c], int | float)] for c in columns}
+    tops = {c: max(own) for c, own in values.items() if own and max(own) > min(own)}
     return tuple(
         tuple(Cell(v, best=c in tops and v is not None and v == tops[c]) for c, v in enumerate(row)) for row in rows
     )
@@ -376,7 +430,7 @@ def _state(sweep: Sweep) -> str:
     runs = sweep.runs
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
-    presets = ", ".join(dict.fromkeys(f"{run.recipe.preset} {run.recipe.scale}" for run in runs))
+    presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     return (
         f"{len(sweep.cells)} game{'s' * (len(sweep.cells) > 1)}, seeds {seeds}, protocol {protocols}, preset "
         f"{presets}, {max(run.recipe.steps for run in runs):,} steps; {sweep.finished} of {sweep.planned} runs "

@@ -7,6 +7,7 @@ its last checkpoint, and the sweep follows all of them by reading their folders.
 import os
 import socket
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,12 @@ class RayCluster:
     def __init__(self, on: str, threads: int, gpus_per_run: float | None, retries: int) -> None:
         ray = _ray()
         within("--gpus-per-run", gpus_per_run or 0.0, 0, 1)
-        try:
-            if not ray.is_initialized():
-                ray.init(address=None if on == "ray" else on, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"--on {on}: {str(error).splitlines()[0]}") from None
+        _join(ray, on)
         self.ray, self.retries, self.threads = ray, retries, threads
         have = ray.cluster_resources()
         gpus = have.get("GPU", 0.0)
         self.gpus = (1.0 if gpus else 0.0) if gpus_per_run is None else gpus_per_run
+        self.on_gpu = self.gpus > 0
         if self.gpus and not gpus:
             ray.shutdown()
             raise UserError("--gpus-per-run: no node of the Ray cluster has a GPU")
@@ -41,7 +39,8 @@ class RayCluster:
         self.parallel = max(1, int(min(slots, gpus / self.gpus) if self.gpus else slots))
         nodes = sum(node["Alive"] for node in ray.nodes())
         share = f", {self.gpus:g} GPU each" if self.gpus else ""
-        self.words = f"Ray cluster of {nodes} node{'s' * (nodes > 1)}, {self.parallel} runs at a time{share}"
+        runs = f"{self.parallel} run{'s' * (self.parallel > 1)} at a time"
+        self.words = f"Ray cluster of {nodes} node{'s' * (nodes > 1)}, {runs}{share}"
         self.tasks: dict[Any, Any] = {}
 
     def room(self) -> bool:
@@ -106,6 +105,22 @@ def train_on_node(recipe: str, folder: str) -> tuple[Ending, str]:
             break
         time.sleep(LOCK_SECONDS)
     return ending, words
+
+
+def _join(ray: Any, on: str) -> None:
+    """Become a driver of the cluster: on one of its machines, or from outside through its client server."""
+    if ray.is_initialized():
+        return
+    remote = on.startswith("ray://")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Ray warns at length of what the error below says in a line
+            ray.init(address=on if remote else None, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        if remote and "timeout" in why:
+            # A server that wants a token stays silent to those without, and Ray's client sends one only if told to.
+            why = "no Ray client server answers there; where the cluster has a token, set RAY_AUTH_MODE=token here too"
+        raise UserError(f"--on {on}: {why}") from None
 
 
 def _ray() -> Any:

@@ -5,14 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from steadyq import envs
 from steadyq.agent import ensemble_for
 from steadyq.drive import seconds_per_update
+from steadyq.presets import steady
 from steadyq.recipe import Recipe
 from steadyq.suite.scores import package_rows
 from steadyq.suite.suites import PlannedRun
 
 HOURS_A_DAY = 24
+
+
+_GAMES = {"resnet": "Atari/Alien", "minatar": "MinAtar/Breakout"}
+"""The game whose shapes each network was measured with."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,19 @@ class Measured:
     network: str
     members: int
     scale: int
+    """Width: s of a resnet, channels of a minatar network."""
     batch: int
     update_ms: float
     act_ms: float
     form: str
+    """How the update was computed and timed."""
     source: str
+    """Where the number comes from."""
 
     @property
     def work(self) -> float:
-        """Multiply-adds of one pass over a batch, on Atari with 18 actions and 51 quantiles as measured."""
-        return _atari_work(self.members, self.scale, self.batch)
+        """Multiply-adds of one pass over a batch."""
+        return _work(_measured_recipe(self.network, self.members, self.scale, self.batch))
 
 
 @dataclass(frozen=True)
@@ -45,8 +55,9 @@ class GpuTime:
     """The run's arithmetic over the measurement's; 1 where its very size was measured."""
 
 
+@cache
 def measured() -> tuple[Measured, ...]:
-    """Every measured update that comes with the package."""
+    """Every measured update that comes with the package; of two forms of one size and GPU the first counts."""
     return tuple(
         Measured(
             row["gpu"],
@@ -63,49 +74,65 @@ def measured() -> tuple[Measured, ...]:
     )
 
 
-def gpu_time(run: PlannedRun) -> GpuTime | None:
-    """A run's learning and acting on the measured GPU, scaled by arithmetic from the nearest size; None if unknown."""
+def gpu_time(run: PlannedRun, gpu: str) -> GpuTime | None:
+    """A run's learning and acting on a GPU, scaled by arithmetic from the nearest size measured; None if unknown."""
     recipe = run.recipe
-    candidates = [row for row in measured() if row.network == recipe.network.kind]
+    candidates = [row for row in measured() if (row.gpu, row.network) == (gpu, recipe.network.kind)]
     if not candidates:
         return None
     mine = _work(recipe)
     # Narrow channels run less efficiently than wide ones, so a measurement of the same width comes first.
-    nearest = min(candidates, key=lambda row: (row.scale != recipe.network.scale, abs(math.log(mine / row.work))))
-    exact = (nearest.members, nearest.scale, nearest.batch, 128) == (
-        recipe.ensemble.members,
-        recipe.network.scale,
-        recipe.replay.batch,
-        recipe.network.head_multiple,
-    ) and recipe.protocol.backend == "atari"
-    factor = 1.0 if exact else mine / nearest.work
+    nearest = min(candidates, key=lambda row: (row.scale != _width(recipe), abs(math.log(mine / row.work))))
+    factor = 1.0 if _same_size(nearest, recipe) else mine / nearest.work
     acting = recipe.steps / recipe.protocol.lanes * nearest.act_ms
     return GpuTime((run.updates * nearest.update_ms * factor + acting) / 1e3, nearest, factor)
 
 
-def seconds_here(runs: Sequence[PlannedRun]) -> dict[str, float]:
+def gpus() -> tuple[str, ...]:
+    """GPUs on which updates were measured."""
+    return tuple(dict.fromkeys(row.gpu for row in measured()))
+
+
+def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, float]:
     """Learning time of each run on this machine, by name: one update of every size is timed."""
     timed: dict[tuple[object, ...], float] = {}
     found = {}
     for run in runs:
-        recipe = run.recipe
+        recipe = run.recipe if on_gpu else run.recipe.override({"compute.device": "cpu"})
         size = (recipe.network, recipe.ensemble, recipe.estimator, recipe.replay.batch, recipe.operator.kind)
         key = (*size, recipe.protocol.backend, recipe.compute)
         if key not in timed:
             timed[key] = seconds_per_update(recipe, envs.spec(recipe.env, recipe.protocol))
         found[run.name] = run.updates * timed[key]
+    torch.cuda.empty_cache()  # this process stays, and its runs need the memory
     return found
 
 
+def _width(recipe: Recipe) -> int:
+    return recipe.network.channels if recipe.network.kind == "minatar" else recipe.network.scale
+
+
+def _same_size(row: Measured, recipe: Recipe) -> bool:
+    """Whether the measurement is of this very size; numbers of actions differ little and do not count."""
+    own = _measured_recipe(row.network, row.members, row.scale, row.batch)
+    return (own.network, own.ensemble, own.estimator, own.replay.batch, own.protocol.backend) == (
+        recipe.network,
+        recipe.ensemble,
+        recipe.estimator,
+        recipe.replay.batch,
+        recipe.protocol.backend,
+    )
+
+
+@cache
+def _measured_recipe(network: str, members: int, scale: int, batch: int) -> Recipe:
+    width = "network.channels" if network == "minatar" else "network.scale"
+    size = {"ensemble.members": members, width: scale, "replay.batch": batch}
+    return steady(_GAMES[network], "paper").override(size)
+
+
+@cache
 def _work(recipe: Recipe) -> float:
     ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
     one = sum(layer.multiplications for layer in ensemble.network.layers.values())
     return float(one * ensemble.members * recipe.replay.batch)
-
-
-@cache
-def _atari_work(members: int, scale: int, batch: int) -> float:
-    from steadyq.presets import steady
-
-    size = {"ensemble.members": members, "network.scale": scale, "replay.batch": batch}
-    return _work(steady("Atari/Alien", "paper").override(size))

@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, named columns, rows of cells and the notes printed below them."""
+    """A title, named columns, rows of cells and the notes below; `* ` begins the note on what is marked best."""
 
     title: str
     columns: tuple[str, ...]

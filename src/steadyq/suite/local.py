@@ -1,0 +1,138 @@
+"""Runs as processes of this machine, within its CPU and GPU slots."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from steadyq.errors import UserError
+from steadyq.recipe import within
+from steadyq.runs import command_line
+from steadyq.suite.plan import Entry
+from steadyq.suite.suites import PlannedRun
+from steadyq.suite.worker import EXIT, Ending
+
+
+@dataclass(frozen=True)
+class Child:
+    """A run's process."""
+
+    entry: Entry
+    process: subprocess.Popen[str]
+    log: Path
+    gpu: int | None
+
+
+class LocalProcesses:
+    """One process per run, as many at a time as there are CPU slots and GPU slots."""
+
+    def __init__(self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0) -> None:
+        self.out, self.children = out, list[Child]()
+        self.gpus = range(gpus) if gpus_per_run else range(0)
+        self.on_gpu = bool(self.gpus)
+        self.parallel = min(jobs, slots(gpus_per_run) * gpus) if self.on_gpu else jobs
+        cards = f"{gpus} GPU{'s' * (gpus > 1)}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
+        self.words = f"this machine ({cards}), {self.parallel} run{'s' * (self.parallel > 1)} at a time"
+
+    def room(self) -> bool:
+        """Whether a slot is free."""
+        return len(self.children) < self.parallel
+
+    def start(self, entry: Entry) -> None:
+        """Start the run's process: its own session, so that Ctrl-C reaches it through the sweep alone."""
+        gpu = min(self.gpus, key=self._on, default=None)  # the emptiest: fewer runs than slots spread over all GPUs
+        log = self.out / "logs" / f"{entry.run.name}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        threads = str(max(1, entry.run.recipe.compute.threads))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": _visible(gpu)}
+        if (command := command_line()) is not None:
+            environment.setdefault("STEADYQ_COMMAND", command)
+        with open(log, "a") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "steadyq.suite.worker", str(entry.folder.path)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a process that died at once is seen by poll
+            _send(process.stdin, entry.run.recipe.to_toml())
+        self.children.append(Child(entry, process, log, gpu))
+
+    def poll(self) -> list[tuple[Entry, Ending, str]]:
+        """Collect processes that have ended."""
+        ended = [child for child in self.children if child.process.poll() is not None]
+        self.children = [child for child in self.children if child not in ended]
+        endings = {code: ending for ending, code in EXIT.items()}
+        return [(child.entry, endings.get(child.process.returncode, "crashed"), _last_words(child)) for child in ended]
+
+    def stop(self) -> None:
+        """Send SIGTERM: the run saves its state between two steps."""
+        for child in self.children:
+            child.process.terminate()
+
+    def close(self) -> None:
+        """Kill what is left; its last checkpoint stays."""
+        for child in self.children:
+            child.process.kill()
+            child.process.wait()
+        self.children = []
+
+    def _on(self, gpu: int) -> int:
+        return sum(child.gpu == gpu for child in self.children)
+
+
+def slots(gpus_per_run: float) -> int:
+    """How many runs share a GPU, each with so much of it."""
+    return int(1 / gpus_per_run + 1e-9)  # a third three times is a whole
+
+
+def local_launcher(
+    study_runs: Sequence[PlannedRun], out: Path, jobs: int | None, share: float | None
+) -> LocalProcesses:
+    """Slots of this machine: by default a GPU for each run where there is one, else a core for each."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wants_cpu = all(run.recipe.compute.device == "cpu" for run in study_runs)
+    if share is None:
+        share = 0.0 if wants_cpu or not gpus else 1.0
+    within("--gpus-per-run", share, 0, 1)
+    if share and not gpus:
+        raise UserError("--gpus-per-run: no GPU is visible to PyTorch here")
+    if not share and any(run.recipe.compute.device == "cuda" for run in study_runs):
+        raise UserError("compute.device cuda needs --gpus-per-run above 0")
+    if jobs is None:
+        threads = max(max(1, run.recipe.compute.threads) for run in study_runs)
+        jobs = max(1, len(os.sched_getaffinity(0)) // threads) if not share else slots(share) * gpus
+    within("--jobs", jobs, 1)
+    return LocalProcesses(out, jobs, share, gpus)
+
+
+def _visible(gpu: int | None) -> str:
+    """CUDA_VISIBLE_DEVICES for one slot, within what this process may see itself."""
+    if gpu is None:
+        return ""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return given.split(",")[gpu].strip() if given else str(gpu)
+
+
+def _send(stream: IO[str], text: str) -> None:
+    with stream:
+        stream.write(text)
+
+
+def _last_words(child: Child) -> str:
+    code = child.process.returncode
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = child.log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if code and lines else ""
