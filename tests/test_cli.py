@@ -55,6 +55,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "CartPole-v1", "--network.kind", "resnet"], "needs image observations"),
         (["train", "CartPole-v1", "--protocol.sticky", "0.1"], "protocol.sticky"),
         (["train", "CartPole-v1", "--compute.device", "cuda"], "no GPU is visible"),
+        (["train", "Atari/Pong", "--compute.device", "cpu", "--compute.precision", "bf16"], "bf16 needs a GPU"),
+        (["train", "CartPole-v1", "--compute.form", "kernels"], "kernels runs the resnet network, not mlp"),
         (["train", "CartPole-v1", "--record.wandb"], "pip install 'steadyq[wandb]'"),
         (["evaluate", "nowhere"], "no run at nowhere"),
         (["evaluate", "."], "is not a run folder"),
@@ -66,6 +68,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "nowhere"], "nowhere"),
         (["paper", "table9"], "unknown table 'table9'"),
         (["doctor", "now"], "doctor takes no options"),
+        (["bench", "--scales", "4by2"], "scale '4by2': write members x s"),
+        (["bench", "--section", "gpus"], "section"),
+        (["bench", "--markdown"], "--markdown goes with --show FILE"),
+        (["bench", "--show", "nowhere.json"], "not a file of `steadyq bench --json`"),
+        (["bench", "--json", "nowhere/times.json"], "there is no folder nowhere"),
     ],
 )
 def test_bad_input_costs_one_line_exit_two_and_nothing_written(

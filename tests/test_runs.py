@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,52 @@ def test_only_the_newest_checkpoint_is_kept_and_a_half_written_one_is_no_checkpo
 
 class Killed(Exception):
     pass
+
+
+def test_a_checkpoint_written_in_the_background_holds_what_was_saved_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a GPU: training goes on, and may change every tensor, while the files are written."""
+    monkeypatch.setattr(runs, "_on_gpu", lambda checkpoint: True)
+    release, write = threading.Event(), runs._write
+
+    def slowly(*args: Any) -> None:
+        release.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(runs, "_write", slowly)
+    folder = RunFolder(tmp_path)
+    writer = folder.begin(RECIPE)
+    state = checkpoint(1.0)
+    writer.metric({"step": 1})
+    writer.save(state, 1)
+    state.tensors["online"]["w"].fill_(7.0)
+    writer.metric({"step": 2})
+    assert folder.checkpoints() == []
+    release.set()
+    writer.finish({"mean_return": 0.0})
+    assert [path.name for path in folder.checkpoints()] == ["0000000001"]
+    writer.close()
+    again = folder.begin(RECIPE)
+    loaded = again.load()
+    assert loaded is not None
+    assert loaded.tensors["online"]["w"].tolist() == [1.0, 1.0]
+    assert folder.metrics() == [{"step": 1}]
+    again.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_on_gpu", lambda checkpoint: True)
+    folder = RunFolder(tmp_path)
+    writer = folder.begin(RECIPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "save_file", dying(runs.save_file, itertools.count(0)))
+        writer.save(checkpoint(1.0), 1)
+        with pytest.raises(Killed):
+            writer.close()
+    folder.begin(RECIPE).close()  # the folder was released all the same
 
 
 @pytest.mark.parametrize("step", [1, 2])

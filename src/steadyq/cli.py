@@ -504,6 +504,10 @@ class BenchOptions:
     """Only these scales of section gpu, members x s: 4x2 16x4."""
     compile: bool = True
     """Whether to time grouped convolutions under torch.compile too."""
+    show: Path | None = None
+    """Print the figures in this file, written by --json, instead of measuring."""
+    markdown: bool = False
+    """With --show: as Markdown tables."""
 
 
 def bench(words: list[str]) -> int:
@@ -511,6 +515,10 @@ def bench(words: list[str]) -> int:
     from steadyq.bench.run import Bench
 
     options = parse(BenchOptions, words)
+    if options.show is not None:
+        return _show_bench(options.show, options.markdown)
+    if options.markdown:
+        raise UserError("--markdown goes with --show FILE")
     scales = tuple(_scale(text) for text in options.scales)
     if options.json is not None and not options.json.parent.is_dir():
         raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
@@ -519,6 +527,21 @@ def bench(words: list[str]) -> int:
     found = run.run()
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _show_bench(path: Path, markdown: bool) -> int:
+    from steadyq.bench.sheets import sheets
+
+    try:
+        found = list(sheets(json.loads(path.read_text())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--show {path}: not a file of `steadyq bench --json` ({type(error).__name__})") from None
+    for sheet in found:
+        if markdown:
+            print(f"{sheet.title}:\n\n{sheet.markdown()}\n")
+        else:
+            OUT.print(sheet.rich())
     return 0
 
 

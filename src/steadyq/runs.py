@@ -156,6 +156,10 @@ class Checkpoint:
     plain: dict[str, Any]
 
 
+def _on_gpu(checkpoint: Checkpoint) -> bool:
+    return any(t.is_cuda for group in checkpoint.tensors.values() for t in group.values())
+
+
 def _write(checkpoint: Checkpoint, final: Path) -> None:
     folder, unfinished = final.parent, final.parent / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -218,7 +222,7 @@ class Writer:
             file.flush()
             os.fsync(file.fileno())
             sizes[name] = file.tell()
-        later = any(t.is_cuda for group in checkpoint.tensors.values() for t in group.values())
+        later = _on_gpu(checkpoint)
         host = {
             name: {key: t.detach().to("cpu", copy=later).contiguous() for key, t in group.items()}
             for name, group in checkpoint.tensors.items()

@@ -1,6 +1,8 @@
-"""Both forms of the ensemble are the same function, and each is what ordinary layers compute."""
+"""All forms of the ensemble are the same function, and each is what ordinary layers compute."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,43 @@ def test_stacked_and_loop_agree_forward_and_in_every_gradient(name: str, count: 
     )
     for key in params:
         torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-5, msg=lambda text, k=key: f"{k}: {text}")
+
+
+@pytest.mark.parametrize("name", ["resnet", "resnet, odd image, strides 2"])
+def test_the_kernels_form_is_wired_like_the_others(name: str) -> None:
+    """Here through the kernels' plain text; tests/nets/test_kernels.py runs the kernels themselves."""
+    network, shape = NETWORKS[name]
+    stacked, _, params = ensembles(network)
+    form = replace(stacked, form="kernels")
+    x = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    pull = torch.randn(MEMBERS, 5, ACTIONS, ATOMS)
+    found = []
+    for ensemble in (replace(stacked, pixel_max=255.0), replace(form, pixel_max=255.0)):
+        leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
+        z = ensemble.forward(leaves, x)
+        found.append((z, torch.autograd.grad((z * pull).sum(), list(leaves.values()))))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_low_precision_computes_in_it_but_for_the_last_layer() -> None:
+    network, shape = NETWORKS["mlp"]
+    stacked, _, params = ensembles(network)
+    x = torch.randn(5, *shape)
+    seen: dict[str, torch.dtype] = {}
+
+    class Spy(Ensemble):
+        def layer(self, params: dict[str, torch.Tensor], name: str) -> Any:
+            found = super().layer(params, name)
+            seen[name] = found[1].dtype
+            return found
+
+    half = Spy(network, MEMBERS, ACTIONS, ATOMS, dtype=torch.float16)
+    z = half.forward(params, x)
+    assert z.dtype == torch.float32
+    assert seen == {"fc1": torch.float16, "fc2": torch.float16, "head": torch.float32}
+    torch.testing.assert_close(z, stacked.forward(params, x), rtol=1e-2, atol=1e-2)
 
 
 class Block(nn.Module):

@@ -234,3 +234,35 @@ def test_the_table_names_real_layers_once() -> None:
         assert kernel in (1, 3)
         assert stride in (1, 2)
         assert min(height, channels, outputs) > 0
+
+
+@inside
+def test_a_learners_update_through_the_kernels_equals_the_stacked_one() -> None:
+    """Parameters lie in one buffer, so weights and biases of a member are a stride apart, as on a GPU."""
+    from steadyq.nets import Ensemble, ResNet
+    from steadyq.value.estimators import Quantile
+    from steadyq.value.flat import Flat
+    from steadyq.value.learner import Learner, Settings
+    from steadyq.value.operators import Controlled
+    from steadyq.value.optim import Adam
+    from steadyq.value.shapes import Batch, Draw
+
+    network = ResNet((2, 7, 7), 3 * 4, scale=2, head_multiple=4)
+    see = torch.randint(0, 256, (2, 2, 2, 7, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    ones, index = torch.ones(2), torch.arange(2)
+    batch = Batch(see[0], torch.tensor([0, 2]), torch.tensor([1.0, 0.0]), 0.9 * ones, see[1], ones, index, index)
+    draw = Draw(torch.tensor([1, 0]), torch.tensor(True))
+    found = []
+    for form in ("stacked", "kernels"):
+        ensemble = Ensemble(network, 2, 3, 4, 255.0, form)  # type: ignore[arg-type]
+        settings = Settings(Adam(1e-3), clip=10.0, tau=0.1, hard_copy_every=0)
+        learner = Learner(ensemble, Quantile(4), Controlled(), settings, torch.Generator().manual_seed(0))
+        learner.flat = flat = Flat(learner.online, settings.adam, torch.float32, ())
+        learner.online = learner.online_low = flat.online
+        learner.target = learner.target_low = flat.target
+        update = learner.update(batch, draw)
+        found.append((update, learner.online))
+    close(found[1][0].priority, found[0][0].priority, 1e-5)
+    close(found[1][0].measures["gradient_norm"], found[0][0].measures["gradient_norm"], 1e-4)
+    for name, p in found[0][1].items():
+        close(found[1][1][name], p, 1e-4)

@@ -247,7 +247,7 @@ def test_paper_scale_costs_what_was_measured() -> None:
     found = cost.gpu_time(run, gpu)
     assert found is not None
     assert found.factor == 1.0
-    assert found.seconds == pytest.approx(392_000 * 0.0342 + 100_000 * 0.00118)
+    assert found.seconds == pytest.approx(392_000 * 0.01687 + 100_000 * 0.00049)
     half = PlannedRun(run.name, run.label, run.recipe.override({"ensemble.members": 8}))
     scaled = cost.gpu_time(half, gpu)
     assert scaled is not None
@@ -292,8 +292,8 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     assert stop.value.code == 0
     assert "130 runs" in said
     assert "50,960,000 updates" in said
-    assert "488.4 GPU-hours" in said
-    assert "21 machines with one such GPU would finish in a day" in said
+    assert "240.6 GPU-hours" in said
+    assert "11 machines with one such GPU would finish in a day" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,7 +42,7 @@ def test_every_study_beside_the_package_fits_a_small_machine(file: Path) -> None
     runs = study.runs()
     assert len(runs) == 2 * len(study.variants) * 3
     assert {run.recipe.scale for run in runs} == {"tiny"}
-    assert {run.recipe.steps for run in runs} == {40_000}
+    assert {run.recipe.steps for run in runs} == {20_000}
 
 
 def test_the_small_ensemble_study_begins_with_one_member(tmp_path: Path) -> None:

@@ -1,19 +1,18 @@
 """All measurements of `steadyq bench`, one section after another, each printed as soon as it is there."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from steadyq import envs
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.others import sb3_updates
+from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.updates import Case, PlainLoop, peak_memory, timed_form, update_of
 from steadyq.cpu import settle
 from steadyq.errors import UserError
@@ -25,7 +24,6 @@ SECTIONS = ("gpu", "growth", "env", "cpu")
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/coinrun")
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
-Row = dict[str, Any]
 
 
 @dataclass
@@ -47,12 +45,13 @@ class Bench:
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}
         for name in wanted:
             getattr(self, name)()
+            for sheet in sheets({name: self.results[name]}):
+                self.console.print(sheet.rich())
         return self.results
 
     def gpu(self) -> None:
         """Every form at every scale."""
         device, rows = torch.device("cuda"), self.results.setdefault("gpu", [])
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         for members, scale in self.scales:
             case = Case(members, scale)
             found: dict[str, Row] = {PLAIN: _plain(case, device)}
@@ -70,7 +69,7 @@ class Bench:
                     row["hours_ratio_1"] = STEPS * (row["update_ms"] + row["act_ms"]) / 3.6e6
                     row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
                 rows.append({"members": members, "scale": scale, "form": name, **row})
-            self.console.print(_update_table(f"{members} members, s = {scale}", rows, members, scale))
+            self.console.print(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
 
     def growth(self) -> None:
         """Time against members and replay ratio, in the default form."""
@@ -84,27 +83,17 @@ class Bench:
         update = update_of(case.learner("kernels", torch.bfloat16, device), case.ring(device))
         for ratio in (1, 2, 4, 8):
             found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
-        for name, values in found.items():
-            first = next(iter(values.values()))
-            table = Table(name, "ms", "times the first", title=f"Growth with {name} (s = 2)", box=None)
-            for value, ms in values.items():
-                table.add_row(str(value), f"{ms:.2f}", f"{ms / first:.2f}")
-            self.console.print(table)
 
     def env(self) -> None:
         """Steps of real environments."""
         found = self.results["env"] = {}
-        table = Table("environment", "lanes", "steps/s", title="Environment steps, uniformly random", box=None)
         for name in GAMES:
             for lanes in (1, 16):
                 try:
-                    rate = _steps_per_second(name, lanes)
+                    found[f"{name} x {lanes}"] = _steps_per_second(name, lanes)
                 except UserError as error:
-                    self.console.print(f"{name}: {error}")
+                    self.console.print(f"{name}: {error}", markup=False)
                     break
-                found[f"{name} x {lanes}"] = rate
-                table.add_row(name, str(lanes), f"{rate:,.0f}")
-        self.console.print(table)
 
     def cpu(self) -> None:
         """The MinAtar network on one CPU thread, as training runs it, beside other libraries."""
@@ -122,16 +111,6 @@ class Bench:
         finally:
             torch.set_num_threads(threads)
         self.results["cpu"] = {"updates": rows, "others_ms": others, "threads": 1}
-        table = Table("members", "plain loop", "loop", "stacked", "plain / stacked", box=None)
-        table.title = "MinAtar network on one CPU thread, 51 quantiles, ms per update"
-        for row in rows:
-            plain, stacked = row["plain_ms"], row["stacked_ms"]
-            table.add_row(
-                str(row["members"]), f"{plain:.2f}", f"{row['loop_ms']:.2f}", f"{stacked:.2f}", f"{plain / stacked:.2f}"
-            )
-        self.console.print(table)
-        for name, ms in others.items():
-            self.console.print(f"{name}, one network: {ms:.2f} ms, {ms / rows[0]['stacked_ms']:.2f} times ours")
 
 
 def _repeat(function: Callable[[], None], times: int) -> None:
@@ -140,6 +119,7 @@ def _repeat(function: Callable[[], None], times: int) -> None:
 
 
 def _plain(case: Case, device: torch.device) -> Row:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with peak_memory(device) as memory:
         update_ms = milliseconds(PlainLoop(case, device), device, warm=3)
     return {"update_ms": update_ms} | ({"peak_gb": memory["gb"]} if memory else {})
@@ -159,19 +139,3 @@ def _steps_per_second(name: str, lanes: int, seconds: float = 2.0) -> float:
         return steps / spent
     finally:
         env.close()
-
-
-def _update_table(title: str, rows: Iterable[Row], members: int, scale: int) -> Table:
-    table = Table("form", "ms", "x plain", "x compiled", "act ms", "GB", "hours at ratio 1 / 4", title=title, box=None)
-    for row in rows:
-        if (row["members"], row["scale"]) != (members, scale):
-            continue
-        compiled, act = row.get("faster_than_compiled"), row.get("act_ms")
-        hours = f"{row['hours_ratio_1']:.2f} / {row['hours_ratio_4']:.2f}" if act else ""
-        table.add_row(
-            row["form"], f"{row['update_ms']:.2f}", f"{row['faster_than_plain']:.1f}",
-            f"{compiled:.1f}" if compiled else "", f"{act:.2f}" if act else "", f"{row.get('peak_gb', 0):.1f}", hours,
-        )  # fmt: skip
-        for name, ms in row.get("parts_ms", {}).items():
-            table.add_row(f"  {name}", f"{ms:.2f}")
-    return table

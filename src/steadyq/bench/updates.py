@@ -192,7 +192,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
     draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
     target = learner.values(learner.target_low, batch.next_observation)
     target = Values(target.z.detach(), target.q.detach())
-    y = learner.estimator.backup(target.z[:, :, 0], batch.reward, batch.discount, learner.ceiling)
+    y = learner.estimator.backup(target.z[:, :, 0], batch.reward, batch.discount, learner.ceiling).contiguous()
 
     def gradient() -> tuple[Params, Tensor, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
@@ -246,6 +246,7 @@ def timed_form(
     case: Case, form: Form, dtype: torch.dtype, device: torch.device, *, compiled: bool = False, detail: bool = False
 ) -> dict[str, Any]:
     """Time one form: the update, and with `detail` its parts and acting."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32  # as in training
     with peak_memory(device) as memory:
         learner = case.learner(form, dtype, device, CompiledGrouped if compiled else Learner)
         ring = case.ring(device)

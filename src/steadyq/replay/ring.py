@@ -83,14 +83,7 @@ class Ring:
 
     def gather(self, index: Tensor, weight: Tensor, stamp: Tensor) -> Batch:
         """Rebuild the n-step transitions that begin at the given slots."""
-        window = torch.stack([self._shift(index, k) for k in range(self.n)], dim=1)  # [batch, n]
-        ended = self.end[window] != RUNNING
-        # A step counts while no earlier step of the window ended the trajectory.
-        counts = ended.cumsum(1) - ended.long() == 0
-        taken = counts.sum(1)  # 1..n
-        reward = (self.reward[window] * self._powers[:-1] * counts).sum(1)
-        last = window.gather(1, taken[:, None] - 1).squeeze(1)
-        discount = self._powers[taken] * (self.end[last] != TERMINATED)
+        reward, discount, last = self._window(index)
         return Batch(
             observation=self.observation(index),
             action=self.action[index],
@@ -101,6 +94,19 @@ class Ring:
             index=index,
             stamp=stamp,
         )
+
+    def _window(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot."""
+        if self.n == 1:
+            return self.reward[index], self.gamma * (self.end[index] != TERMINATED), index
+        window = torch.stack([self._shift(index, k) for k in range(self.n)], dim=1)  # [batch, n]
+        ended = self.end[window] != RUNNING
+        # A step counts while no earlier step of the window ended the trajectory.
+        counts = ended.cumsum(1) - ended.long() == 0
+        taken = counts.sum(1)  # 1..n
+        reward = (self.reward[window] * self._powers[:-1] * counts).sum(1)
+        last = window.gather(1, taken[:, None] - 1).squeeze(1)
+        return reward, self._powers[taken] * (self.end[last] != TERMINATED), last
 
     def observation(self, index: Tensor) -> Tensor:
         """Rebuild the stacked observations at the given slots, [batch, stack * channel, ...]."""

@@ -1,0 +1,112 @@
+"""Measurements as tables, for the terminal and for documents."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A titled table of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    def rich(self) -> Table:
+        """For a terminal."""
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None)
+        for i, name in enumerate(self.columns):
+            table.add_column(name, justify="left" if i == 0 else "right")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """For a document."""
+        lines = (self.columns, ("---", *["---:"] * (len(self.columns) - 1)), *self.rows)
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def sheets(results: Row) -> Iterator[Sheet]:
+    """All tables of what was measured."""
+    if "gpu" in results:
+        yield updates(results["gpu"])
+        yield parts(results["gpu"])
+    if "growth" in results:
+        yield from (growth(name, values) for name, values in results["growth"].items())
+    if "env" in results:
+        rows = [(name, f"{rate:,.0f}") for name, rate in results["env"].items()]
+        yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
+    if "cpu" in results:
+        yield from cpu(results["cpu"])
+
+
+def updates(rows: list[Row]) -> Sheet:
+    """Every form at every scale."""
+    compiled = any("faster_than_compiled" in row for row in rows)
+    columns = [
+        "members x s",
+        "form",
+        "ms",
+        "x plain",
+        *["x compiled"] * compiled,
+        "GB",
+        "act ms",
+        "hours, ratio 1",
+        "4",
+    ]
+
+    def cells(row: Row) -> tuple[str, ...]:
+        against = [f"{row['faster_than_compiled']:.1f}" if "faster_than_compiled" in row else ""] * compiled
+        acting = [f"{row[name]:.2f}" if name in row else "" for name in ("act_ms", "hours_ratio_1", "hours_ratio_4")]
+        return (
+            f"{row['members']} x {row['scale']}", row["form"], f"{row['update_ms']:.2f}",
+            f"{row['faster_than_plain']:.1f}", *against, f"{row['peak_gb']:.1f}",
+            *acting,
+        )  # fmt: skip
+
+    return Sheet("One update; hours of 100,000 steps", tuple(columns), [cells(row) for row in rows])
+
+
+def parts(rows: list[Row]) -> Sheet:
+    """The parts of an update in the form that has them."""
+    detailed = [row for row in rows if "parts_ms" in row]
+    names = list(detailed[0]["parts_ms"]) if detailed else []
+    body = [(name, *(f"{row['parts_ms'][name]:.2f}" for row in detailed)) for name in names]
+    whole = ("whole update", *(f"{row['update_ms']:.2f}" for row in detailed))
+    columns = ("ms", *(f"{row['members']} x {row['scale']}" for row in detailed))
+    return Sheet("Parts of an update, each captured alone", columns, [*body, whole] if detailed else [])
+
+
+def growth(name: str, values: dict[Any, float]) -> Sheet:
+    """Time against one size."""
+    first, before = next(iter(values.values())), None
+    rows = []
+    for value, ms in values.items():
+        step = "" if before is None else f"{(ms - before[1]) / (int(value) - before[0]):.2f}"
+        rows.append((str(value), f"{ms:.2f}", f"{ms / first:.2f}", step))
+        before = (int(value), ms)
+    columns = (name, "ms", "times the first", f"ms for each more {name.removesuffix('s')}")
+    return Sheet(f"Growth with {name} (s = 2)", columns, rows)
+
+
+def cpu(results: Row) -> Iterator[Sheet]:
+    """The MinAtar network."""
+    columns = ("members", "plain loop", "loop", "stacked", "plain / stacked", "loop / stacked")
+    rows = []
+    for row in results["updates"]:
+        plain, loop, stacked = row["plain_ms"], row["loop_ms"], row["stacked_ms"]
+        ratios = (f"{plain / stacked:.2f}", f"{loop / stacked:.2f}")
+        rows.append((str(row["members"]), f"{plain:.2f}", f"{loop:.2f}", f"{stacked:.2f}", *ratios))
+    yield Sheet("MinAtar network on one CPU thread, 51 quantiles, ms per update", columns, rows)
+    if results["others_ms"]:
+        ours = results["updates"][0]["stacked_ms"]
+        others = [(name, f"{ms:.2f}", f"{ms / ours:.2f}") for name, ms in results["others_ms"].items()]
+        yield Sheet(
+            "The same network, one member", ("library", "ms", "times ours"), [*others, ("ours", f"{ours:.2f}", "1.00")]
+        )

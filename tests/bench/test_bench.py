@@ -1,0 +1,98 @@
+"""What is timed computes what training computes, and what was measured is what documents say."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from steadyq.bench import run as bench_run
+from steadyq.bench.clock import milliseconds
+from steadyq.bench.others import sb3_updates
+from steadyq.bench.run import Bench
+from steadyq.bench.sheets import sheets
+from steadyq.bench.updates import Case, CompiledGrouped, PlainLoop, timed_form, update_of
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("form", ["stacked", "loop"])
+def test_the_plain_loop_learns_what_our_update_learns(form: Any) -> None:
+    """The ratio of two times means something only if both do the same work."""
+    case = Case(3, capacity=200, atoms=5)
+    torch.manual_seed(0)
+    plain = PlainLoop(case, CPU)
+    torch.manual_seed(0)
+    learner, ring = case.learner(form, torch.float32, CPU), case.ring(CPU)
+    ours = update_of(learner, ring)
+    torch.testing.assert_close(plain.ring.frame, ring.frame)
+    for _ in range(3):
+        plain()
+        ours()
+    for name, p in learner.online.items():
+        theirs = torch.cat([member[name].detach() for member in plain.online])
+        torch.testing.assert_close(p, theirs, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            learner.target[name], torch.cat([m[name] for m in plain.target]), rtol=1e-4, atol=1e-6
+        )
+    torch.testing.assert_close(ring.priorities.mass, plain.ring.priorities.mass, rtol=1e-4, atol=1e-6)
+
+
+def test_the_compiled_baseline_is_the_same_network() -> None:
+    case = Case(2, scale=1, capacity=50, atoms=3)
+    learner = case.learner("stacked", torch.float32, CPU, CompiledGrouped)
+    assert isinstance(learner, CompiledGrouped)
+    x = torch.randint(0, 256, (2, *case.spec.observation_shape), dtype=torch.uint8)
+    z = learner.ensemble.forward(learner.online, x)
+    torch.testing.assert_close(learner.forward(learner.online, x), z, rtol=1e-4, atol=1e-5)
+
+
+def test_a_form_is_timed_whole_in_parts_and_acting() -> None:
+    row = timed_form(Case(2, capacity=200, atoms=5), "stacked", torch.float32, CPU, detail=True)
+    assert row["update_ms"] > 0
+    assert row["act_ms"] > 0
+    assert len(row["parts_ms"]) == 5
+    assert all(ms > 0 for ms in row["parts_ms"].values())
+
+
+def test_a_clock_counts_calls_after_warming_up() -> None:
+    calls: list[int] = []
+    milliseconds(lambda: calls.append(1), CPU, budget=0.01, warm=7)
+    assert len(calls) > 7
+
+
+def test_other_libraries_are_timed_on_the_same_network() -> None:
+    pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: pip install 'steadyq[sb3]'")
+    found = sb3_updates(Case(1, capacity=200, atoms=5))
+    assert set(found) == {"Stable-Baselines3 DQN", "sb3-contrib QR-DQN"}
+    assert min(found.values()) > 0
+
+
+def test_sections_end_in_tables_and_a_file_that_prints_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_run, "GAMES", ("MinAtar/Breakout",))
+    monkeypatch.setattr(bench_run, "_steps_per_second", lambda name, lanes: 1234.5 * lanes)
+    found = Bench(Console(width=100), ("env",)).run()
+    assert found["env"] == {"MinAtar/Breakout x 1": 1234.5, "MinAtar/Breakout x 16": 19752.0}
+    assert "19,752" in capsys.readouterr().out
+    again = json.loads(json.dumps(found))
+    (sheet,) = sheets(again)
+    assert "| MinAtar/Breakout x 16 | 19,752 |" in sheet.markdown()
+
+
+def test_costs_of_sweeps_are_the_measured_ones() -> None:
+    """`suite/measured/updates.csv` holds the default form's rows of the committed measurement, nothing else."""
+    measured = json.loads((ROOT / "results/bench/h200-updates.json").read_text())
+    ours = {
+        (row["members"], row["scale"]): (round(row["update_ms"], 2), round(row["act_ms"], 2))
+        for row in measured["gpu"]
+        if row["form"] == "kernels, bf16"
+    }
+    rows = list(csv.DictReader((ROOT / "src/steadyq/suite/measured/updates.csv").open()))
+    assert {(int(r["members"]), int(r["scale"])): (float(r["update_ms"]), float(r["act_ms"])) for r in rows} == ours
+    assert {row["gpu"] for row in rows} == {measured["hardware"]["gpu"]}
