@@ -22,8 +22,22 @@ def test_tables_in_the_readme_are_what_their_command_prints(
     assert capsys.readouterr().out == table
 
 
-def test_the_readme_has_both_tables() -> None:
-    assert [command for command, _ in TABLES] == ["compare results/cartpole/*", "compare results/minatar/*"]
+def test_the_readme_has_its_tables() -> None:
+    shown = [command.removeprefix("compare results/") for command, _ in TABLES]
+    assert shown == ["cartpole/*", "minatar/*", "atari/*"]
+
+
+def test_tables_of_times_are_what_their_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "performance.md").read_text()
+    commands = re.findall(r"^`steadyq (bench --show \S+ --markdown)`$", text, flags=re.M)
+    assert commands
+    for command in commands:
+        with pytest.raises(SystemExit):
+            main(command.split())
+        assert capsys.readouterr().out in text
 
 
 def test_links_in_documents_lead_somewhere() -> None:

@@ -14,7 +14,7 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.run import Bench
 from steadyq.bench.sheets import sheets
-from steadyq.bench.updates import Case, CompiledGrouped, PlainLoop, timed_form, update_of
+from steadyq.bench.updates import Case, CompiledGrouped, PlainLoop, Rates, floors, timed_form, update_of
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,13 @@ def test_a_form_is_timed_whole_in_parts_and_acting() -> None:
     assert row["act_ms"] > 0
     assert len(row["parts_ms"]) == 5
     assert all(ms > 0 for ms in row["parts_ms"].values())
+
+
+def test_floors_are_the_arithmetic_of_the_papers_update() -> None:
+    """16 members at s = 4, batch 32: 4.09 TFLOP altogether and 306 M parameters (the paper's layer table)."""
+    found = floors(Case(16, 4), Rates(bf16_flops=1e12, bytes_per_second=36e6))
+    assert found["targets"] + found["loss and gradient"] == pytest.approx(4.09e3, rel=0.02)
+    assert found["clip, Adam, Polyak, copies"] == pytest.approx(306e3, rel=0.05)
 
 
 def test_a_clock_counts_calls_after_warming_up() -> None:

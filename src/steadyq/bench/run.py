@@ -1,5 +1,6 @@
 """All measurements of `steadyq bench`, one section after another, each printed as soon as it is there."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from steadyq import envs
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sheets import Row, sheets
-from steadyq.bench.updates import Case, PlainLoop, peak_memory, timed_form, update_of
+from steadyq.bench.updates import Case, PlainLoop, Rates, floors, peak_memory, timed_form, update_of
 from steadyq.cpu import settle
 from steadyq.errors import UserError
 from steadyq.nets import kernels
@@ -52,6 +53,8 @@ class Bench:
     def gpu(self) -> None:
         """Every form at every scale."""
         device, rows = torch.device("cuda"), self.results.setdefault("gpu", [])
+        rates = Rates.measure(device)
+        self.results["rates"] = dataclasses.asdict(rates)
         for members, scale in self.scales:
             case = Case(members, scale)
             found: dict[str, Row] = {PLAIN: _plain(case, device)}
@@ -66,6 +69,7 @@ class Bench:
                 if COMPILED in found:
                     row["faster_than_compiled"] = found[COMPILED]["update_ms"] / row["update_ms"]
                 if "act_ms" in row:
+                    row["floors_ms"] = floors(case, rates)
                     row["hours_ratio_1"] = STEPS * (row["update_ms"] + row["act_ms"]) / 3.6e6
                     row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
                 rows.append({"members": members, "scale": scale, "form": name, **row})

@@ -74,10 +74,15 @@ def updates(rows: list[Row]) -> Sheet:
 
 
 def parts(rows: list[Row]) -> Sheet:
-    """The parts of an update in the form that has them."""
+    """The parts of an update in the form that has them, beside what they cannot fall below where that is known."""
     detailed = [row for row in rows if "parts_ms" in row]
+
+    def cell(row: Row, name: str) -> str:
+        floor = row.get("floors_ms", {}).get(name)
+        return f"{row['parts_ms'][name]:.2f}" + (f" (floor {floor:.2f})" if floor is not None else "")
+
     names = list(detailed[0]["parts_ms"]) if detailed else []
-    body = [(name, *(f"{row['parts_ms'][name]:.2f}" for row in detailed)) for name in names]
+    body = [(name, *(cell(row, name) for row in detailed)) for name in names]
     whole = ("whole update", *(f"{row['update_ms']:.2f}" for row in detailed))
     columns = ("ms", *(f"{row['members']} x {row['scale']}" for row in detailed))
     return Sheet("Parts of an update, each captured alone", columns, [*body, whole] if detailed else [])

@@ -1,6 +1,7 @@
 """One update in every form: how long, in which parts, in how much memory."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -227,6 +228,37 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
         return lambda: run(drawn)
 
     return {name: captured(function) for name, function in functions.items()}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does at best: multiply-adds and bytes per second, measured."""
+
+    bf16_flops: float
+    bytes_per_second: float
+
+    @classmethod
+    def measure(cls, device: torch.device, side: int = 8192) -> "Rates":
+        """Time a large product and a large copy."""
+        a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+        product = milliseconds(lambda: a @ a, device, budget=0.5)
+        source = torch.empty(1 << 30, device=device, dtype=torch.uint8)
+        target = torch.empty_like(source)
+        copy = milliseconds(lambda: target.copy_(source), device, budget=0.5)
+        return cls(2 * side**3 / product * 1e3, 2 * source.numel() / copy * 1e3)
+
+
+OPTIMIZER_BYTES = 36
+"""Per parameter: read value, two moments, target and a bf16 gradient; write the four back, and two bf16 copies."""
+
+
+def floors(case: Case, rates: Rates) -> dict[str, float]:
+    """Milliseconds below which the large parts of an update cannot fall: arithmetic, or bytes, at the best rates."""
+    layers = case.network.layers.values()
+    forward = 2e3 * sum(layer.multiplications for layer in layers) * case.members * BATCH / rates.bf16_flops
+    parameters = sum(math.prod(layer.weight_shape) + layer.outputs for layer in layers) * case.members
+    step = 1e3 * OPTIMIZER_BYTES * parameters / rates.bytes_per_second
+    return {"targets": forward, "loss and gradient": 3 * forward, "clip, Adam, Polyak, copies": step}
 
 
 @contextmanager
