@@ -1,0 +1,182 @@
+"""What only a GPU can show: captured updates, kernels in bf16, and everything around them that must go on working."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steadyq import RunFolder, presets
+from steadyq.bench.updates import Case, update_of
+from steadyq.drive import Interrupted, train
+from steadyq.progress import Display
+from steadyq.recipe import Recipe
+from steadyq.train import Training
+from steadyq.value.capture import Captured
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible to PyTorch")
+CUDA = torch.device("cuda")
+
+
+def atari(**more: Any) -> Recipe:
+    """A small ResNet on the real emulator, with everything that can happen happening soon."""
+    changes = {
+        "steps": 400,
+        "ensemble.members": 2,
+        "network.scale": 1,
+        "network.head_multiple": 8,
+        "estimator.quantiles": 5,
+        "replay.warmup": 64,
+        "replay.batch": 8,
+        "replay.ratio": 2,
+        "replay.capacity": 300,
+        "regulation.every": 50,
+        "explore.decay_steps": 100,
+        "monitor.every": 100,
+        "monitor.batch": 16,
+        "record.every": 100,
+        "record.checkpoint_every": 100,
+        "record.tensorboard": False,
+        "protocol.max_frames": 400,
+        "evaluation.episodes": 2,
+        "evaluation.random_episodes": 1,
+    }
+    return presets.steady("Atari/Breakout").override({**changes, **more})
+
+
+def started(recipe: Recipe, path: Path) -> Training:
+    training = Training(recipe, RunFolder(path).begin(recipe))
+    training.start()
+    return training
+
+
+def test_the_default_is_the_kernels_in_bf16(tmp_path: Path) -> None:
+    training = started(atari(), tmp_path)
+    assert training.computes() == {"device": "cuda", "form": "kernels", "precision": "bfloat16"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = atari(**{"compute.precision": precision})
+    captured = started(recipe, tmp_path / "captured")
+    while captured.step_count < 200:
+        captured.step()
+    assert captured.learning.captured.graph is not None
+    monkeypatch.setattr(Captured, "warm_calls", 10**9)
+    ordinary = started(recipe, tmp_path / "ordinary")
+    while ordinary.step_count < 200:
+        ordinary.step()
+    assert ordinary.learning.captured.graph is None
+    for name, p in captured.learner.online.items():
+        torch.testing.assert_close(p, ordinary.learner.online[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
+
+
+def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Path) -> None:
+    training = started(atari(**{"ensemble.members": 6, "replay.alpha": 0.0}), tmp_path)
+    index = torch.zeros(8, dtype=torch.int64, device=CUDA)
+    order = torch.zeros(6, dtype=torch.int64, device=CUDA)
+    update = training.learner.update
+
+    def spy(batch: Any, draw: Any) -> Any:
+        index.copy_(batch.index)
+        order.copy_(draw.order)
+        return update(batch, draw)
+
+    training.learner.update = spy  # type: ignore[method-assign]
+    while training.learning.captured.graph is None:
+        training.step()
+    seen = []
+    for _ in range(6):
+        training.learn()
+        seen.append((tuple(index.tolist()), tuple(order.tolist())))
+    assert len({batch for batch, _ in seen}) == 6
+    assert len({orders for _, orders in seen}) > 1
+
+
+def test_a_reset_reaches_the_captured_update(tmp_path: Path) -> None:
+    training = started(atari(**{"regulation.threshold": 1.01, "regulation.every": 10**6}), tmp_path)
+    while training.learning.captured.graph is None:
+        training.step()
+    before = training.learner.online["stem.0.weight"].clone()
+    training.regulate()
+    assert training.resets > 0
+    learner = training.learner
+    assert not torch.equal(before, learner.online["stem.0.weight"])
+    for name, p in learner.online.items():
+        torch.testing.assert_close(learner.online_low[name].float(), p, rtol=1e-2, atol=1e-3)
+    assert learner.adam.step["stem.0.weight"].eq(0).all()
+    training.learn()
+    assert learner.adam.step["stem.0.weight"].eq(1).all()
+    moved = (learner.online_low["stem.0.weight"].float() - learner.online["stem.0.weight"]).abs().max()
+    assert moved < 1e-2
+
+
+class StopAt(Display):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == self.at:
+            os.kill(os.getpid(), 2)
+
+
+def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Games, counters and draws exactly; parameters up to the order in which a GPU adds."""
+    recipe = atari()
+    whole = train(recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(recipe, run=tmp_path / "parts", display=StopAt(230))
+    parts = train(recipe, run=tmp_path / "parts")
+    one, other = whole.result, parts.result
+    assert one is not None
+    assert other is not None
+    assert (one["updates"], one["frames"]) == (other["updates"], other["frames"])
+    rows, others = whole.metrics(), parts.metrics()
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    assert rows[-1]["q_taken"] == pytest.approx(others[-1]["q_taken"], abs=0.05)
+    weights, twins = whole.weights()[0], parts.weights()[0]
+    for name, p in weights.items():
+        torch.testing.assert_close(p, twins[name], rtol=0, atol=0.05, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_forms_agree_with_the_loop() -> None:
+    """Values in float32 to 1e-5 and in bf16 to 1e-2; gradients in float32 to 1e-2, of a network of 18 layers."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    case = Case(2, scale=2, capacity=200, atoms=5)
+    ring = case.ring(CUDA)
+    batch = ring.sample(torch.rand(32, device=CUDA, dtype=torch.float64))
+    y = torch.randn(2, 32, 5, device=CUDA)
+    found = {}
+    full, low = torch.float32, torch.bfloat16
+    for form, dtype in (("loop", full), ("stacked", full), ("kernels", full), ("kernels", low)):
+        learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
+        leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
+        loss, (_, q) = learner.loss(leaves, batch, y)
+        gradient = torch.autograd.grad(loss, list(leaves.values()))
+        found[form, dtype] = q.detach(), torch.cat([g.float().flatten() for g in gradient])
+    values, gradient = found["loop", full]
+
+    def error(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+        return float((mine - theirs).norm() / theirs.norm())
+
+    for form in ("stacked", "kernels"):
+        q, g = found[form, full]
+        assert error(q, values) < 1e-5
+        assert error(g, gradient) < 1e-2
+    q, g = found["kernels", low]
+    assert error(q, values) < 1e-2
+    assert error(g, gradient) < 0.2
+
+
+def test_updates_of_the_bench_are_captured() -> None:
+    case = Case(2, scale=1, capacity=200, atoms=5)
+    learner = case.learner("kernels", torch.bfloat16, CUDA)
+    update = update_of(learner, case.ring(CUDA))
+    before = learner.online["head.1.weight"].clone()
+    for _ in range(6):
+        update()
+    torch.cuda.synchronize()
+    assert learner.updates == 6
+    assert not torch.equal(before, learner.online["head.1.weight"])
