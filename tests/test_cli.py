@@ -16,6 +16,9 @@ QUICK = [
 ]
 
 
+ATARI = sorted(map(str, (Path(__file__).parents[1] / "results" / "atari").iterdir()))
+
+
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as stop:
         main(list(words))
@@ -68,6 +71,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "nowhere"], "nowhere"),
         (["paper", "table9"], "unknown table 'table9'"),
         (["doctor", "now"], "doctor takes no options"),
+        (
+            ["compare", *ATARI, "--figure", "a.svg"],
+            "--figure draws runs of one environment, these are of Atari/Alien, Atari/B",
+        ),
         (["bench", "--scales", "4by2"], "scale '4by2': write members x s"),
         (["bench", "--section", "gpus"], "section"),
         (["bench", "--markdown"], "--markdown goes with --show FILE"),

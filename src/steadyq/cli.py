@@ -369,6 +369,9 @@ def compare(words: list[str]) -> int:
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)
+    games = sorted({cell.env for cell in comparison.cells})
+    if options.figure and len(games) > 1:
+        raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
     rows: list[tuple[str, ...]] = []
     for cell in comparison.cells:

@@ -263,15 +263,16 @@ def floors(case: Case, rates: Rates) -> dict[str, float]:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
-    """Measure the most GPU memory taken by tensors meanwhile, in GB."""
+    """Measure the most GPU memory taken by tensors meanwhile, beyond what was taken before, in GB."""
     found: dict[str, float] = {}
     if device.type == "cuda":
         gc.collect()  # a captured function and its owner refer to each other
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     yield found
     if device.type == "cuda":
-        found["gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        found["gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
 
 
 def timed_form(
