@@ -76,7 +76,7 @@ def _help() -> None:
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
     from steadyq import envs
-    from steadyq.agent import ensemble_for
+    from steadyq.agent import device_for, ensemble_for
     from steadyq.drive import rewarded_share, seconds_per_update
     from steadyq.drive import train as run_training
     from steadyq.presets import recipe_for
@@ -114,6 +114,9 @@ def train(words: list[str]) -> int:
             f"operator {recipe.operator.kind}, exchange {recipe.operator.exchange}, forbid {recipe.operator.forbid}, "
             f"ceiling {recipe.operator.ceiling}; estimator {recipe.estimator.kind}; "
             f"resets {recipe.regulation.intervention}"
+        )
+        OUT.print(
+            f"computing on {device_for(recipe)}: form {ensemble.form}, {str(ensemble.dtype).removeprefix('torch.')}"
         )
         updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
         updates *= recipe.replay.ratio
