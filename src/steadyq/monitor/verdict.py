@@ -76,10 +76,19 @@ class Finding:
         low, high = sorted((abs(self.worst), abs(self.threshold)))
         return high / max(low, 1e-12)
 
+    def when(self) -> str:
+        """The steps it was seen at."""
+        if self.since == self.until:
+            return f"at step {self.since:,}"
+        return f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
+
+    def against(self) -> str:
+        """How strongly."""
+        return f"{number(self.worst)} against {number(self.threshold)}"
+
     def words(self) -> str:
         """One sentence."""
-        when = f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
-        return f"{self.what} {when}: {number(self.worst)} against {number(self.threshold)} ({LEVELS[self.mechanism]})"
+        return f"{self.what} {self.when()}: {self.against()} ({LEVELS[self.mechanism]})"
 
     def advice(self) -> str:
         """What to try, or that everything offered is already switched on."""

@@ -858,7 +858,7 @@
     width = document.documentElement.clientWidth;
     redraw();
   });
-  const folded = () => [...document.querySelectorAll("details.words")].filter((d) => !d.open);
+  const folded = () => [...document.querySelectorAll("details.words, details.try")].filter((d) => !d.open);
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = folded();
