@@ -22,6 +22,7 @@ from steadyq.progress import clock
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, mean_of, plain
+from steadyq.report.games import histograms
 
 VIDEO_BYTES = 6_000_000
 """A larger video is linked, not embedded."""
@@ -418,7 +419,11 @@ def _footer(page: Page) -> str:
     return f"<footer><p>Written by SteadyQ {__version__}. The file is complete: it loads nothing else.</p></footer>"
 
 
-SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _verdict, _charts, _runs, _footer)
+def _games(page: Page) -> str:
+    return histograms(page.comparison)
+
+
+SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _scores, _verdict, _charts, _games, _runs, _footer)
 
 
 def _asset(name: str) -> str:

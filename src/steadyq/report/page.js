@@ -828,7 +828,7 @@
           "data-toggle": v,
           onchange: () => {
             box.checked ? state.hidden.delete(v) : state.hidden.add(v);
-            for (const row of document.querySelectorAll(`tr[data-variant="${v}"]`)) row.hidden = !box.checked;
+            for (const row of document.querySelectorAll(`[data-variant="${v}"]`)) row.hidden = !box.checked;
             redraw();
           },
         });
