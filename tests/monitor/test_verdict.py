@@ -44,8 +44,9 @@ def rows(count: int = 10, **series: Any) -> list[dict[str, Any]]:
 
 
 SICK: dict[str, dict[str, Any]] = {
-    "overestimation": {"q_greedy": 211.0},
-    "coupling": {"same_action_rewarded": 0.6},
+    "overestimation": {"q_greedy": 211.0, "return_best": 300.0},
+    "beyond the best return": {"q_greedy": 100.0},
+    "coupling": {"same_action_rewarded": 0.6, "q_greedy": 71.0},
     "no target network": {"target_gap_relative": 0.0},
     "ceiling reached": {"clipped": 0.7},
     "undecided policy": {"flip_probability": 0.4},
@@ -104,7 +105,7 @@ def test_the_sustained_level_is_what_the_threshold_sees() -> None:
 
 
 def test_overestimation_in_units_of_the_return() -> None:
-    (finding,) = findings(rows(q_greedy=70.0 * 4))
+    (finding,) = findings(rows(q_greedy=70.0 * 4, return_best=300.0))
     assert finding.worst == pytest.approx(3.0)
     # Where games earn almost nothing the scale is a tenth of the best: (1.3 - 0.1) / 0.5.
     (finding,) = findings(rows(q_greedy=1.3, return_mean=0.1, return_best=5.0))
@@ -113,9 +114,19 @@ def test_overestimation_in_units_of_the_return() -> None:
     assert findings(rows(q_greedy=1.0, return_mean=0.0, return_best=0.0)) == []
 
 
+def test_values_beyond_the_best_return() -> None:
+    (finding,) = findings(rows(q_greedy=150.0, return_mean=80.0, return_best=100.0))
+    assert (finding.name, finding.worst) == ("beyond the best return", 1.5)
+    assert findings(rows(q_greedy=100.0, return_mean=80.0, return_best=100.0)) == []
+    assert findings(rows(q_greedy=-1.0, return_mean=-50.0, return_best=-40.0)) == []  # costs only: no such bound
+    assert findings(rows(q_greedy=5.0, return_mean=None, return_best=None)) == []
+
+
 def test_coupling_needs_rewards_to_be_seen_and_falls_back_on_chance() -> None:
-    assert findings(rows(same_action_rewarded=1.0, rewarded=0.01)) == []
-    dense = {"rewarded": 1.0, "same_action_unrewarded": None, "same_action_chance": 0.5}
+    assert findings(rows(same_action_rewarded=1.0, rewarded=0.01, q_greedy=71.0)) == []
+    assert findings(rows(same_action_rewarded=1.0)) == []  # values below returns: repeating is right here
+    assert findings(rows(same_action_rewarded=1.0, q_greedy=71.0, return_mean=None)) == []
+    dense = {"rewarded": 1.0, "same_action_unrewarded": None, "same_action_chance": 0.5, "q_greedy": 71.0}
     assert findings(rows(same_action_rewarded=0.7, **dense)) == []
     (finding,) = findings(rows(same_action_rewarded=0.8, **dense))
     assert finding.worst == pytest.approx(0.3)
@@ -123,12 +134,12 @@ def test_coupling_needs_rewards_to_be_seen_and_falls_back_on_chance() -> None:
 
 def test_switches_already_set_are_not_offered() -> None:
     settings = {"operator.ceiling": "running_max", "operator.kind": "controlled", "optim.tau": 0.005}
-    (finding,) = findings(rows(q_greedy=500.0), settings=settings)
+    (finding,) = findings(rows(q_greedy=500.0, return_best=600.0), settings=settings)
     assert [option for option, _ in finding.switches] == ["operator.forbid rewarded"]
     (finding,) = findings(rows(churn=0.5), settings={"ensemble.members": 16})
     assert finding.advice() == "try a lower optim.rate"
     settings |= {"operator.forbid": "rewarded"}
-    assert "already set" in findings(rows(q_greedy=500.0), settings=settings)[0].advice()
+    assert "already set" in findings(rows(q_greedy=500.0, return_best=600.0), settings=settings)[0].advice()
 
 
 def test_findings_come_in_the_order_they_began() -> None:

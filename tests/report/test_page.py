@@ -220,3 +220,36 @@ def test_links_lead_to_the_raw_files(single: Path, browser: Browser) -> None:
     logs = {"metrics.jsonl", "diagnostics.jsonl", "events.jsonl"}
     assert {Path(link).name for link in links} == {"recipe.toml", "result.json", *logs}
     assert all(Path(link.removeprefix("file://")).is_file() for link in links)
+
+
+def test_verdict_is_read_at_a_glance_and_on_paper(
+    cartpole: dict[str, list[Path]], tmp_path: Path, browser: Browser
+) -> None:
+    sick = next((Path(__file__).parents[2] / "results" / "diagnose").glob("rate*"))
+    write_report([sick], tmp_path / "one.html")
+    browser.open(tmp_path / "one.html", width=390, phone=True)
+    assert browser.run("document.querySelector('.findings .parameter .name').textContent").startswith("violent updates")
+    assert browser.run("document.querySelector('.findings .parameter').textContent.includes('at step 1,001: 0.4')")
+    assert browser.run("[...document.querySelectorAll('details.try')].every(d => d.open)")
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    write_report([sick, *cartpole["none"]], tmp_path / "many.html")
+    browser.open(tmp_path / "many.html")
+    folded = "[...document.querySelectorAll('details.try')].filter(d => !d.open).length"
+    assert browser.run(folded) == browser.run("document.querySelectorAll('.findings > li').length") > 0
+    assert browser.run("document.querySelectorAll('.verdict h3 .key svg').length") > 0
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folded) == 0
+    browser.open(tmp_path / "many.html", width=720)
+    browser("Emulation.setEmulatedMedia", media="print", features=[])
+    table = "document.querySelector('.scores')"
+    assert browser.run(
+        f"{table}.getBoundingClientRect().right <= {table}.closest('.card').getBoundingClientRect().right"
+    )
+
+
+def test_one_member_has_no_disagreement_to_draw(tmp_path: Path) -> None:
+    alone = next((Path(__file__).parents[2] / "results" / "diagnose").glob("rate*"))
+    write_report([alone], tmp_path / "one.html")
+    page = (tmp_path / "one.html").read_text()
+    assert 'id="chart-spread"' not in page
+    assert "<strong>Layer resets:</strong> No layer was reset.</p>" in page

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from steadyq import demo
 from steadyq.errors import UserError
 from steadyq.report.figures import compare
+from steadyq.report.games import bin_edges
 from steadyq.report.html import write_report
 
 
@@ -112,3 +114,21 @@ def test_demo_trains_films_reports_and_then_only_says_so(tmp_path: Path, monkeyp
     (tmp_path / "demo" / "agent.mp4").unlink()
     assert "already finished: " in told()  # the run is; the film is made anew
     assert (tmp_path / "demo" / "agent.mp4").is_file()
+
+
+def test_histogram_bins_hold_every_game_and_zero() -> None:
+    edges = bin_edges([3.0, 8.0])
+    assert (edges[0], edges[-1], len(edges)) == (0.0, 8.0, 21)
+    assert bin_edges([-4.0, -1.0])[0] == -4.0
+    assert bin_edges([-4.0, -1.0])[-1] == 0.0
+    assert bin_edges([0.0])[-1] == 1.0
+
+
+def test_evaluation_games_are_drawn(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    write_report([*cartpole["rewarded"], *cartpole["none"]], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    section = page.split('id="games"')[1].split("</section>")[0]
+    assert section.count("<figure") == 2
+    assert section.count("8 games, 2 seeds: lowest") == 4  # as label and as text
+    counts = [int(count) for count in re.findall(r"<title>(\d+) from", section)]
+    assert sum(counts) == 16

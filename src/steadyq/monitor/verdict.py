@@ -29,6 +29,8 @@ class Thresholds:
     """Rows in a row beyond a threshold before it counts."""
     overestimation: float = 2.0
     """Greedy value above realised return, in units of the return."""
+    beyond: float = 1.0
+    """Greedy value over the best return ever earned: more than all of it has no support."""
     coupling: float = 0.25
     """Same-action share after a reward above what independence gives."""
     target_gap: float = 1e-3
@@ -74,10 +76,19 @@ class Finding:
         low, high = sorted((abs(self.worst), abs(self.threshold)))
         return high / max(low, 1e-12)
 
+    def when(self) -> str:
+        """The steps it was seen at."""
+        if self.since == self.until:
+            return f"at step {self.since:,}"
+        return f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
+
+    def against(self) -> str:
+        """How strongly."""
+        return f"{number(self.worst)} against {number(self.threshold)}"
+
     def words(self) -> str:
         """One sentence."""
-        when = f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
-        return f"{self.what} {when}: {number(self.worst)} against {number(self.threshold)} ({LEVELS[self.mechanism]})"
+        return f"{self.what} {self.when()}: {self.against()} ({LEVELS[self.mechanism]})"
 
     def advice(self) -> str:
         """What to try, or that everything offered is already switched on."""
@@ -119,11 +130,22 @@ def overestimation(rows: Sequence[Row], at: int) -> float | None:
     return (q - mean) / scale if scale > 0 else None
 
 
+def beyond(rows: Sequence[Row], at: int) -> float | None:
+    """Q / max G: the mean greedy value over the best return of any state; not defined where all returns are costs."""
+    q, best = rows[at].get("q_greedy"), rows[at].get("return_best")
+    return q / best if q is not None and best is not None and best > 0 else None
+
+
 def coupling(rows: Sequence[Row], at: int) -> float | None:
-    """How much more often the greedy action at s' is the rewarded one than without the reward, or than by chance."""
+    """How much more often the greedy action at s' is the rewarded one than without the reward, or than by chance.
+
+    Counts only while values stand above returns: actions also repeat where repeating them is right.
+    """
     row = rows[at]
     after, without = row.get("same_action_rewarded"), row.get("same_action_unrewarded")
     if after is None or row.get("rewarded", 0) < 0.05:  # a handful of transitions says nothing
+        return None
+    if not (overestimation(rows, at) or 0) > 0:
         return None
     if row["rewarded"] > 0.95 or without is None:
         without = row["same_action_chance"]
@@ -163,6 +185,18 @@ RULES: tuple[Rule, ...] = (
             ("operator.kind controlled", "exchanges bootstrap actions between members"),
             ("operator.forbid rewarded", "a rewarded action may not bootstrap from itself"),
             ("optim.tau 0.005", "slow targets"),
+        ),
+    ),
+    Rule(
+        "beyond the best return",
+        "operator",
+        "values are higher than any return ever earned",
+        beyond,
+        "beyond",
+        (
+            ("operator.ceiling running_max", "holds targets below the best return seen"),
+            ("operator.forbid rewarded", "a rewarded action may not bootstrap from itself"),
+            ("a lower replay.ratio", "the loop turns once per update"),
         ),
     ),
     Rule(

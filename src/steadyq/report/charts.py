@@ -385,6 +385,8 @@ def _words(
     resets: dict[str, Any] | None,
 ) -> list[str]:
     """What the chart shows, in sentences with numbers."""
+    if chart.kind == "timeline" and resets is None:
+        return ["No layer was reset."]
     said: list[str] = []
     several = len(cells) > 1
     for cell in cells:

@@ -31,11 +31,12 @@ RESAMPLES = 2000
 
 _NOT_LEARNING = ("compute.", "record.", "evaluation.", "monitor.")
 
-_SHARES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+_DEFINED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "same_action_rewarded": lambda row: row.get("rewarded", 0) > 0,
     "same_action_unrewarded": lambda row: row.get("rewarded", 1) < 1,
+    "q_spread": lambda row: row["q_spread"] > 0,
 }
-"""Shares of a part of the batch, and when that part was not empty: the share of nothing is a gap, not zero."""
+"""When a column means something: the share of no transitions and the spread of one member are gaps, not zero."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Run:
         """Steps and values of one column, without the rows that do not have it; `diagnostics.` names the other file."""
         source, _, name = column.rpartition(".")
         rows, column = (self.diagnostics, name) if source == "diagnostics" else (self.rows, column)
-        there = _SHARES.get(column)
+        there = _DEFINED.get(column)
         kept = [row for row in rows if row.get(column) is not None and (there is None or there(row))]
         return np.array([row["step"] for row in kept], float), np.array([row[column] for row in kept], float)
 

@@ -17,11 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from steadyq.errors import UserError
-from steadyq.monitor.verdict import Finding, findings
+from steadyq.monitor.verdict import LEVELS, Finding, findings
 from steadyq.progress import clock
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
+from steadyq.report.games import histograms
 from steadyq.suite.tables import Cell as TableCell
 from steadyq.suite.tables import Table
 
@@ -201,10 +202,15 @@ def _many_tiles(comparison: Comparison) -> list[tuple[str, str]]:
     runs = comparison.runs
     seconds = sum(float(run.rows[-1].get("seconds", 0)) for run in runs if run.rows)
     return [
-        ("runs", f"{len(runs)}"),
-        ("variants", f"{len(comparison.labels)}"),
-        ("environments", f"{len(comparison.envs)}"),
-        ("seeds", f"{len({run.seed for run in runs})}"),
+        *(
+            (name if count == 1 else f"{name}s", f"{count}")
+            for name, count in (
+                ("run", len(runs)),
+                ("variant", len(comparison.labels)),
+                ("environment", len(comparison.envs)),
+                ("seed", len({run.seed for run in runs})),
+            )
+        ),
         ("steps", f"{sum(run.last_step for run in runs):,}"),
         ("training time", clock(seconds)),
     ]
@@ -350,30 +356,38 @@ def verdict(run: Run) -> list[Finding]:
 
 def _verdict(page: Page) -> str:
     """The findings of every run in words, those with findings first."""
-    watched = [run for run in page.comparison.runs if run.diagnostics or run.of("diverged")]
+    watched = [
+        (cell, run) for cell in page.comparison.cells for run in cell.runs if run.diagnostics or run.of("diverged")
+    ]
     if not watched:
         return ""
-    judged = sorted(((run, verdict(run)) for run in watched), key=lambda pair: not pair[1])
-    quiet = [run for run, found in judged if not found]
+    judged = sorted(((cell, run, verdict(run)) for cell, run in watched), key=lambda entry: not entry[2])
     blocks = ""
-    for run, found in judged:
+    for cell, run, found in judged:
         if found:
-            name = "" if page.single else f"<h3>{escape(run.path.name)}</h3>"
-            listed = "".join(
-                f"<li><strong>{escape(finding.name)}</strong>: {escape(finding.words())}; "
-                f"{escape(finding.advice())}.</li>"
-                for finding in found
-            )
-            blocks += f"{name}<ul>{listed}</ul>"
+            key = f'<i class="key" data-key="{cell.variant}"></i>'
+            name = "" if page.single else f"<h3>{key}{escape(run.path.name)}</h3>"
+            listed = "".join(_finding(finding, opened=page.single is not None) for finding in found)
+            blocks += f'{name}<ul class="findings">{listed}</ul>'
+    quiet = [run for _, run, found in judged if not found]
     if quiet:
         names = "" if page.single else f" in {', '.join(run.path.name for run in quiet)}"
         blocks += f"<p>Nothing unstable was found{escape(names)}.</p>"
-    return f"""<section class="card" aria-labelledby="verdict">
+    return f"""<section class="card verdict" aria-labelledby="verdict">
 <h2 id="verdict">Verdict</h2>
 <p class="explains">What the measurements say about stability: since which step, how strongly (the figure against its
 threshold), by which of the three mechanisms, and which switch to try.</p>
 {blocks}
 </section>"""
+
+
+def _finding(finding: Finding, opened: bool) -> str:
+    switches = "".join(f"<li><code>{escape(option)}</code> {escape(why)}</li>" for option, why in finding.switches)
+    tries = f"<ul>{switches}</ul>" if switches else f"<p>{escape(finding.advice())}</p>"
+    return f"""<li class="{finding.mechanism}">
+<p class="name"><strong>{escape(finding.name)}</strong> <span class="level">{LEVELS[finding.mechanism]}</span></p>
+<p>{escape(finding.what)} {escape(finding.when())}: {escape(finding.against())}</p>
+<details class="try"{" open" * opened}><summary>What to try</summary>{tries}</details></li>"""
 
 
 def _charts(page: Page) -> str:
@@ -389,7 +403,7 @@ def _charts(page: Page) -> str:
         overview += '<h3 class="group">All measures, one environment at a time</h3>'
     figures = "".join(_figure(chart, envs[0]) for chart in shown)
     nothing = "".join(
-        f'<p class="explains"><strong>{escape(chart.title)}:</strong> {escape(said)}</p>'
+        f'<p class="explains apart"><strong>{escape(chart.title)}:</strong> {escape(said)}</p>'
         for chart in empty
         if (said := _everywhere(chart, envs))
     )
@@ -406,8 +420,10 @@ the keyboard: arrow keys move the cursor, + and - zoom, 0 resets. Click a legend
 
 
 def _everywhere(chart: Chart, envs: list[dict[str, Any]]) -> str:
-    said = [(entry["name"], entry["words"][chart.id]) for entry in envs if entry["words"][chart.id]]
-    return " ".join(f"{name}: {words}" if len(envs) > 1 else words for name, words in said)
+    said: dict[str, str] = {entry["name"]: words for entry in envs if (words := entry["words"][chart.id])}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return " ".join(f"{name}: {words}" for name, words in said.items())
 
 
 def _figure(chart: Chart, entry: dict[str, Any], env: int | None = None) -> str:
@@ -493,7 +509,11 @@ def _footer(page: Page) -> str:
     return f"<footer><p>Written by SteadyQ {__version__}. The file is complete: it loads nothing else.</p></footer>"
 
 
-SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _study, _scores, _verdict, _charts, _runs, _footer)
+def _games(page: Page) -> str:
+    return histograms(page.comparison)
+
+
+SECTIONS: tuple[Callable[[Page], str], ...] = (_header, _study, _scores, _verdict, _charts, _games, _runs, _footer)
 
 
 def _asset(name: str) -> str:

@@ -828,7 +828,7 @@
           "data-toggle": v,
           onchange: () => {
             box.checked ? state.hidden.delete(v) : state.hidden.add(v);
-            for (const row of document.querySelectorAll(`tr[data-variant="${v}"]`)) row.hidden = !box.checked;
+            for (const row of document.querySelectorAll(`[data-variant="${v}"]`)) row.hidden = !box.checked;
             redraw();
           },
         });
@@ -858,7 +858,7 @@
     width = document.documentElement.clientWidth;
     redraw();
   });
-  const folded = () => [...document.querySelectorAll("details.words")].filter((d) => !d.open);
+  const folded = () => [...document.querySelectorAll("details.words, details.try")].filter((d) => !d.open);
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = folded();
