@@ -11,6 +11,7 @@ all randomness is a function of seed and step, so that a killed run continues to
 import contextlib
 import dataclasses
 import io
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from steadyq import envs
+from steadyq.cpu import settle
 from steadyq.drive import Interrupted, stop_requests
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
@@ -108,6 +110,7 @@ def train_ppo(ppo: Ppo, run: Path | str, say: Callable[[str], None] = lambda lin
         say(f"already finished: {folder.path}")
         return folder
     sb3 = stable_baselines()
+    settle(len(os.sched_getaffinity(0)))  # sums depend on how many threads share them
     writer = folder.begin_meta(ppo.meta)
     try:
         training = _Training(sb3, ppo, writer)
