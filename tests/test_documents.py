@@ -8,11 +8,16 @@ import pytest
 from steadyq.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-TABLES = re.findall(r"^`steadyq (compare \S+)`.*?\n\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), flags=re.M)
+WITH_SCORES = ("README.md", "docs/studies.md")
+TABLES = [
+    found
+    for document in WITH_SCORES
+    for found in re.findall(r"^`steadyq (compare \S+)`.*?\n\n((?:\|.*\n)+)", (ROOT / document).read_text(), flags=re.M)
+]
 
 
 @pytest.mark.parametrize(("command", "table"), TABLES, ids=[command for command, _ in TABLES])
-def test_tables_in_the_readme_are_what_their_command_prints(
+def test_tables_of_scores_are_what_their_command_prints(
     command: str, table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -22,9 +27,9 @@ def test_tables_in_the_readme_are_what_their_command_prints(
     assert capsys.readouterr().out == table
 
 
-def test_the_readme_has_its_tables() -> None:
+def test_the_documents_have_their_tables() -> None:
     shown = [command.removeprefix("compare results/") for command, _ in TABLES]
-    assert shown == ["cartpole/*", "minatar/*", "atari/*"]
+    assert shown == ["cartpole/*", "minatar/*", "atari/*", "studies/decoupling/Min*", "studies/ensemble-size/Min*"]
 
 
 def test_tables_of_times_are_what_their_command_prints(
