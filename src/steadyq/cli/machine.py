@@ -1,0 +1,130 @@
+"""Commands about the presets and this machine."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.table import Table
+
+from steadyq.cli.terminal import OUT
+from steadyq.errors import UserError
+from steadyq.options import parse
+
+
+@dataclass(frozen=True)
+class PresetsOptions:
+    """List the presets, or print one as a table."""
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """Preset to print."""
+    scale: Literal["", "tiny", "small", "paper"] = ""
+    """Scale to print it at."""
+    env: str = "Atari/Breakout"
+    """Environment to print it for."""
+    toml: bool = False
+    """Print the whole recipe as TOML."""
+
+
+def presets(words: list[str]) -> int:
+    """List the presets, or print one: `steadyq presets steady --scale paper`."""
+    from steadyq.presets import PRESETS, SCALES, recipe_for
+    from steadyq.tables import hyperparameters
+
+    options = parse(PresetsOptions, words)
+    if not options.name:
+        table = Table("preset", "what it is", box=None, header_style="bold")
+        for name, function in PRESETS.items():
+            table.add_row(name, (function.__doc__ or "").splitlines()[0])
+        OUT.print(table)
+        OUT.print(f"\nscales: {', '.join(SCALES)}   `steadyq presets NAME --scale SCALE [--env ENV]` prints one")
+        return 0
+    recipe = recipe_for(options.name, options.env, options.scale)
+    if options.toml:
+        print(recipe.to_toml(), end="")
+    else:
+        OUT.print(hyperparameters(recipe))
+    return 0
+
+
+def doctor(words: list[str]) -> int:
+    """Say what is installed, which environments work, and whether there is a GPU."""
+    from steadyq import envs
+    from steadyq.runs import provenance
+
+    if words:
+        raise UserError(f"doctor takes no options, got {words[0]!r}")
+    facts = provenance()
+    table = Table(box=None, show_header=False)
+    for name, version in facts["versions"].items():
+        table.add_row(name, version)
+    table.add_row("cpu", f"{facts['hardware']['cpu']}, {facts['hardware']['cores']} cores")
+    table.add_row("gpu", facts["hardware"]["gpu"] or "none visible: training runs on the CPU")
+    OUT.print(table)
+    for backend, works, message in envs.available():
+        OUT.print(f"{'[green]works[/]  ' if works else '[red]missing[/]'}  {backend:<10} {message}")
+    return 0
+
+
+@dataclass
+class BenchOptions:
+    """Time updates in every form and scale, their parts, acting, environments, and other libraries' updates.
+
+    Figures are medians and ratios of one run; a busy machine blurs them. A GPU run with compilation takes minutes.
+    """
+
+    json: Path | None = None
+    """Also write all figures, with versions and hardware, to this file."""
+    section: tuple[Literal["gpu", "growth", "env", "cpu"], ...] = ()
+    """Only these sections; by default all that this machine can show."""
+    scales: tuple[str, ...] = ()
+    """Only these scales of section gpu, members x s: 4x2 16x4."""
+    compile: bool = True
+    """Whether to time grouped convolutions under torch.compile too."""
+    show: Path | None = None
+    """Print the figures in this file, written by --json, instead of measuring."""
+    markdown: bool = False
+    """With --show: as Markdown tables."""
+
+
+def bench(words: list[str]) -> int:
+    """Time updates, acting and environments on this machine: `steadyq bench --json times.json`."""
+    from steadyq.bench.run import Bench
+
+    options = parse(BenchOptions, words)
+    if options.show is not None:
+        return _show_bench(options.show, options.markdown)
+    if options.markdown:
+        raise UserError("--markdown goes with --show FILE")
+    scales = tuple(_scale(text) for text in options.scales)
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
+    run = Bench(OUT, tuple(options.section), compile=options.compile)
+    run.scales = scales or run.scales
+    found = run.run()
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _show_bench(path: Path, markdown: bool) -> int:
+    from steadyq.bench.sheets import sheets
+
+    try:
+        found = list(sheets(json.loads(path.read_text())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--show {path}: not a file of `steadyq bench --json` ({type(error).__name__})") from None
+    for sheet in found:
+        if markdown:
+            print(f"{sheet.title}:\n\n{sheet.markdown()}\n")
+        else:
+            OUT.print(sheet.rich())
+    return 0
+
+
+def _scale(text: str) -> tuple[int, int]:
+    members, _, scale = text.partition("x")
+    if not (members.isdigit() and scale.isdigit() and int(members) and int(scale)):
+        raise UserError(f"scale {text!r}: write members x s, for example 4x2")
+    return int(members), int(scale)

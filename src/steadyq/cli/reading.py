@@ -1,0 +1,195 @@
+"""Commands that read what runs have written."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from steadyq.cli.terminal import OUT
+from steadyq.errors import UserError
+from steadyq.options import parse
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write one page about one or more runs: curves, diagnostics, scores; opens offline in any browser."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; runs that differ only in their seed are drawn together. Or one sweep folder."""
+    out: Path | None = None
+    """The page, by default report.html; for a sweep the folder of its report, by default SWEEP/report."""
+    video: Path | None = None
+    """An .mp4 to show in it, as `steadyq play` writes."""
+
+
+def report(words: list[str]) -> int:
+    """Write one page about one or more runs: `steadyq report RUN... --out report.html`."""
+    from steadyq.report.html import write_report
+
+    options = parse(ReportOptions, words)
+    if len(options.runs) == 1 and (options.runs[0] / "sweep.toml").is_file():
+        return _report_sweep(options.runs[0], options.out)
+    out = options.out or Path("report.html")
+    write_report(options.runs, out, video=options.video)
+    OUT.print(f"report: {out}")
+    return 0
+
+
+def _report_sweep(path: Path, out: Path | None) -> int:
+    """Print a sweep's tables and write them with its figures and its page."""
+    from steadyq.report.sweep import write_sweep_report
+    from steadyq.suite.tables import render
+
+    tables, files = write_sweep_report(path, out)
+    for table in tables:
+        render(table, OUT)
+    for file in files:
+        OUT.print(f"wrote {file}", soft_wrap=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """Say what is unstable in a run, since which step, how strongly, by which mechanism, and what to try."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, ours or one that the stability monitor wrote for other code."""
+    json: bool = False
+    """Print the findings as JSON."""
+    probe: bool = False
+    """Also measure plasticity: how well the newest weights still fit random targets, beside fresh ones."""
+
+
+def diagnose(words: list[str]) -> int:
+    """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
+    from steadyq.monitor.verdict import LEVELS, number
+    from steadyq.report.curves import read
+    from steadyq.report.html import verdict
+
+    options = parse(DiagnoseOptions, words)
+    run = read(options.run)
+    if not run.diagnostics and not run.of("diverged"):
+        raise UserError(f"{options.run} has no diagnostics: train it with monitor.every above 0")
+    found = verdict(run)
+    probe = _probe(options.run) if options.probe else None
+    if options.json:
+        record = {"run": str(options.run), "findings": [finding.to_dict() for finding in found]}
+        print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
+        return 0
+    last = run.diagnostics[-1]["step"] if run.diagnostics else 0
+    OUT.print(f"[bold]{run.recipe.env}[/]  {run.recipe.preset}, {len(run.diagnostics)} measurements to step {last:,}")
+    if not found:
+        OUT.print("[green]nothing unstable was found[/]")
+    for finding in found:
+        OUT.print(f"[red]{finding.name}[/]  {LEVELS[finding.mechanism]}", soft_wrap=True)
+        until = f" until step {finding.until:,}" if finding.until is not None else ", still"
+        OUT.print(
+            f"  {finding.what} since step {finding.since:,}{until}: worst {number(finding.worst)}, threshold "
+            f"{number(finding.threshold)}",
+            soft_wrap=True,
+        )
+        OUT.print(f"  {finding.advice()}", soft_wrap=True)
+    if probe:
+        OUT.print(
+            f"plasticity probe: {probe['trained']:.0%} of the error to random targets is left after {probe['steps']} "
+            f"updates, {probe['fresh']:.0%} from fresh weights"
+        )
+    return 0
+
+
+def _probe(path: Path) -> dict[str, Any]:
+    """Fit random targets from the newest weights and from fresh ones, on observations of a random policy."""
+    import torch
+
+    from steadyq import envs
+    from steadyq.agent import load
+    from steadyq.explore import FrameStack
+    from steadyq.monitor.diagnostics import plasticity_probe
+    from steadyq.runs import RunFolder
+
+    steps, size = 100, 128
+    recipe = RunFolder(path).recipe
+    agent = load(path, "cpu")
+    env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    stack = FrameStack(env.spec)
+    seen: list[torch.Tensor] = []
+    observation = stack.push(env.reset())
+    while len(seen) * env.spec.lanes < size:
+        seen.append(observation.clone())
+        action = torch.randint(env.spec.num_actions, (env.spec.lanes,), generator=generator).numpy()
+        step = env.step(action)
+        observation = stack.push(step.frame, step.terminated | step.truncated)
+    env.close()
+    forward, shown = agent.ensemble.forward, torch.cat(seen)[:size]
+    left = {
+        name: plasticity_probe(
+            forward, params, shown, generator=torch.Generator().manual_seed(0), steps=steps, rate=recipe.optim.rate
+        )
+        for name, params in (("trained", agent.params), ("fresh", agent.ensemble.initial(generator)))
+    }
+    return {"steps": steps, **{name: float(values.mean()) for name, values in left.items()}}
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Print the scores of several runs by environment, variant and seed; draw their curves."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; runs that differ only in their seed are one variant."""
+    figure: Path | None = None
+    """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
+    columns: tuple[str, ...] = ("return_10", "q_taken")
+    """Columns of metrics.jsonl to draw, one panel each."""
+    title: str = ""
+    """Title of the figure."""
+    markdown: bool = False
+    """Print the table as Markdown."""
+
+
+def compare(words: list[str]) -> int:
+    """Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."""
+    import numpy as np
+
+    from steadyq.report import curves, figures
+
+    options = parse(CompareOptions, words)
+    if not options.runs:
+        raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
+    comparison = curves.compare(options.runs)
+    games = sorted({cell.env for cell in comparison.cells})
+    if options.figure and len(games) > 1:
+        raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
+    columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
+    rows: list[tuple[str, ...]] = []
+    for cell in comparison.cells:
+        scores = cell.scores
+        low, high = curves.bootstrap_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
+        baseline = [run.result["random_return"] for run in cell.runs if run.result]
+        row = (
+            cell.env,
+            comparison.labels[cell.variant],
+            f"{len(scores)}" + (f" of {len(cell.runs)} finished" if len(scores) < len(cell.runs) else ""),
+            " ".join(f"{score:.2f}" for score in scores),
+            f"{np.mean(scores):.2f}" if scores else "-",
+            f"{low:.2f} to {high:.2f}" if len(scores) > 1 else "-",
+            f"{np.mean(baseline):.2f}" if baseline else "-",
+        )
+        rows.append(row)
+    if options.markdown:
+        for line in (columns, ("---",) * len(columns), *rows):
+            print("| " + " | ".join(line) + " |")
+        return 0
+    table = Table(*columns, box=None)
+    for cells in rows:
+        table.add_row(*cells)
+    OUT.print(table)
+    OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
+    if options.figure:
+        variants = {comparison.labels[cell.variant]: [run.path for run in cell.runs] for cell in comparison.cells}
+        figures.compare(variants, options.columns, options.figure, title=options.title)
+        OUT.print(f"figure: {options.figure}")
+    return 0

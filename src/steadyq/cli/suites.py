@@ -1,0 +1,156 @@
+"""Commands for many runs, and for the paper's own tables."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Group
+
+from steadyq.cli.terminal import OUT, stoppable
+from steadyq.errors import UserError, nearest
+from steadyq.options import parse, split_settings
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Run a suite or study; the same command continues it. Any option of `train` with a dot in it applies to all runs.
+
+    Suites: minatar, atari100k, procgen, ablation4. Studies: ensemble-size, decoupling, reset, replay-ratio,
+    spike-heatmap, bound, exchange, head-width, or the path of a .toml file like theirs.
+    """
+
+    suite: Annotated[str, tyro.conf.Positional]
+    """Suite, study, or path of a study file."""
+    preset: str = ""
+    """Preset of all runs; by default the study's."""
+    scale: str = ""
+    """Scale of all runs: tiny, small or paper; by default the study's, else each environment's."""
+    seeds: int | None = None
+    """Number of seeds; by default the study's."""
+    games: tuple[str, ...] = ()
+    """Only these games, or others."""
+    steps: int | None = None
+    """Environment steps of every run."""
+    on: str = "local"
+    """Where: local, ray (the cluster this machine belongs to, else one started here), or ray://host:port."""
+    jobs: int | None = None
+    """Runs at a time on this machine; by default one for each core or GPU slot."""
+    gpus_per_run: float | None = None
+    """Share of a GPU that each run gets; by default a whole one where there is one; 0 trains on the CPU."""
+    retries: int = 2
+    """How often a run that crashed is tried again, from its last checkpoint."""
+    out: Path | None = None
+    """Folder of the sweep, on storage that all nodes share; by default sweeps/<suite>, preset and scale where given."""
+    dry_run: bool = False
+    """Only print the plan and its cost, also on a GPU whose updates were measured."""
+
+
+def sweep(words: list[str]) -> int:
+    """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
+    from steadyq.presets import recipe_for
+    from steadyq.recipe import within
+    from steadyq.suite.launch import launch, launcher_for
+    from steadyq.suite.plan import describe, make_plan
+    from steadyq.suite.suites import find_study
+
+    base = recipe_for("steady", "MinAtar/Breakout")
+    words, settings = split_settings(words, base)
+    options = parse(SweepOptions, words)
+    within("--retries", options.retries, 0)
+    if options.steps is not None:
+        settings["steps"] = options.steps
+    study = find_study(options.suite).changed(
+        preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
+    )
+    parts = (study.name, options.preset, options.scale)
+    out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
+    plan = make_plan(study, out, here=options.on == "local")
+    launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    describe(
+        plan,
+        OUT,
+        where=launcher.words,
+        parallel=launcher.parallel,
+        on_gpu=launcher.on_gpu,
+        gpu_hours=options.dry_run,
+    )
+    return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
+
+
+@dataclass(frozen=True)
+class PpoOptions:
+    """Train Procgen's PPO baseline with Stable-Baselines3 and the IMPALA network; the same command continues it.
+
+    Runs go one after another into a folder that `report` and `compare` read; started twice, the command shares the
+    work. Settings are those of the benchmark's authors. Needs pip install 'steadyq[sb3,procgen]'.
+    """
+
+    games: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Procgen games, such as CoinRun; `procgen` for all 16, the paper's PPO row."""
+    seeds: int = 1
+    """Number of seeds."""
+    steps: int = 25_000_000
+    """Environment steps of every run, all lanes together."""
+    episodes: int = 100
+    """Full games of the evaluation, on unseen levels."""
+    lanes: int = 64
+    """Environments side by side."""
+    rollout: int = 256
+    """Steps of each lane between updates."""
+    out: Path = Path("sweeps/ppo")
+    """Folder of the runs."""
+
+
+def ppo(words: list[str]) -> int:
+    """Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."""
+    from steadyq.suite.ppo import train_row
+
+    options = parse(PpoOptions, words)
+    if not options.games:
+        raise UserError("ppo needs games, for example `steadyq ppo CoinRun`, or `steadyq ppo procgen` for all 16")
+    settings = {name: getattr(options, name) for name in ("steps", "episodes", "lanes", "rollout")}
+    code = stoppable(lambda: train_row(options.games, options.seeds, options.out, OUT.print, **settings))
+    if code == 0:
+        OUT.print(f"next     steadyq report {options.out}")
+    return code
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """Recompute a table of the paper: table1, table2, table5, table7, check, sources, layers or hyperparameters."""
+
+    what: Annotated[str, tyro.conf.Positional]
+    """Which table; `check` lists every printed aggregate beside the recomputed one."""
+    json: bool = False
+    """Print the table as JSON."""
+
+
+def paper(words: list[str]) -> int:
+    """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
+    from steadyq.presets import recipe_for
+    from steadyq.suite.paper import TABLES
+    from steadyq.suite.tables import render
+    from steadyq.tables import hyperparameters, layers
+
+    own: dict[str, Callable[[], Any]] = {
+        "layers": lambda: layers(recipe_for("steady", "Atari/Alien", "paper")),
+        "hyperparameters": lambda: Group(
+            hyperparameters(recipe_for("steady", "Atari/Alien", "paper")),
+            hyperparameters(recipe_for("steady", "Procgen/CoinRun", "paper")),
+        ),
+    }
+    options = parse(PaperOptions, words)
+    if options.what in own:
+        OUT.print(own[options.what]())
+    elif options.what in TABLES:
+        table = TABLES[options.what]()
+        if options.json:
+            print(json.dumps(table.json(), indent=2))
+        else:
+            render(table, OUT)
+    else:
+        raise UserError(f"unknown table {options.what!r}: {nearest(options.what, [*TABLES, *own])}")
+    return 0

@@ -1,0 +1,199 @@
+"""Commands that train, test and show one agent."""
+
+import argparse
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from steadyq.cli.terminal import OUT, stoppable
+from steadyq.errors import UserError
+from steadyq.options import parse
+from steadyq.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train an agent on ENV, or continue it: the same command goes on where the run stopped."""
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    run: Path | None = None
+    """Run folder; by default runs/<env>-<preset>-<scale>-seed<n>."""
+
+
+def train(words: list[str]) -> int:
+    """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
+    from steadyq import envs
+    from steadyq.agent import device_for, ensemble_for
+    from steadyq.drive import rewarded_share, seconds_per_update
+    from steadyq.drive import train as run_training
+    from steadyq.presets import recipe_for
+    from steadyq.progress import Terminal, clock
+    from steadyq.runs import RunFolder, default_path
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("env", nargs="?")
+    first.add_argument("--preset", default="steady")
+    first.add_argument("--scale", default="")
+    helping = "-h" in words or "--help" in words
+    try:
+        given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from None
+    if given.env is None and not helping:
+        raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
+    base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
+    parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
+    recipe = dataclasses.replace(parsed.recipe, env=base.env)
+    path = parsed.run or default_path(recipe)
+    folder = RunFolder(path)
+    folder.check(recipe)
+    display = Terminal(OUT)
+
+    if folder.result is None:
+        spec = envs.spec(recipe.env, recipe.protocol)
+        ensemble = ensemble_for(recipe, spec)
+        size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
+        OUT.print(f"[bold]{recipe.env}[/]  preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}")
+        for line in recipe.protocol.lines():
+            OUT.print(f"  {line}")
+        OUT.print(
+            f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; "
+            f"operator {recipe.operator.kind}, exchange {recipe.operator.exchange}, forbid {recipe.operator.forbid}, "
+            f"ceiling {recipe.operator.ceiling}; estimator {recipe.estimator.kind}; "
+            f"resets {recipe.regulation.intervention}"
+        )
+        OUT.print(
+            f"computing on {device_for(recipe)}: form {ensemble.form}, {str(ensemble.dtype).removeprefix('torch.')}"
+        )
+        updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
+        updates *= recipe.replay.ratio
+        each = seconds_per_update(recipe, spec)
+        OUT.print(
+            f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
+            f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:.3g} ms an update"
+        )
+        if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
+            OUT.print(
+                f"[yellow]note:[/] {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
+                f"action dictates {'every' if spec.num_actions == 2 else 'most'} bootstrap action"
+                f"{'s' * (spec.num_actions > 2)} and Q becomes the value of a restricted policy; "
+                f"compare with --operator.forbid auto"
+            )
+        OUT.print(f"writing to {path}\n")
+    code = stoppable(lambda: run_training(recipe, run=path, display=display))
+    if code == 0:
+        OUT.print(f"result   {path}/result.json")
+        OUT.print(
+            f"next     steadyq report {path}   |   steadyq play {path} --out game.mp4   |   steadyq evaluate {path}"
+        )
+    return code
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Play full games with a run's weights, without exploration."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    episodes: int = 100
+    """Full games."""
+    seed: int = 1000
+    """Seed of the games."""
+    json: Path | None = None
+    """Also write the scores to this file."""
+
+
+def evaluate(words: list[str]) -> int:
+    """Play full games with a run's weights: `steadyq evaluate RUN`."""
+    import numpy as np
+
+    from steadyq.agent import load
+    from steadyq.evaluate import greedy_policy, play_games
+    from steadyq.progress import Terminal
+    from steadyq.recipe import within
+    from steadyq.runs import RunFolder, provenance
+
+    options = parse(EvaluateOptions, words)
+    within("--episodes", options.episodes, 1)
+    folder = RunFolder(options.run)
+    recipe = folder.recipe
+    _, step = folder.weights()
+    agent = load(options.run)
+    with Terminal(OUT).evaluating(options.episodes) as progress:
+        games = play_games(
+            greedy_policy(agent),
+            recipe.env,
+            recipe.protocol,
+            episodes=options.episodes,
+            seed=options.seed,
+            device=str(agent.device),
+            progress=progress,
+        )
+    scores = [game.score for game in games]
+    error = float(np.std(scores, ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
+    OUT.print(
+        f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {len(scores)} full games "
+        f"(standard error {error:.2f}, median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
+    )
+    if options.json:
+        record = {
+            "env": recipe.env,
+            "step": step,
+            "seed": options.seed,
+            "returns": scores,
+            "mean_return": float(np.mean(scores)),
+            **provenance(),
+        }
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Record a video of a run's agent playing one full game."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    out: Path
+    """Video file, ending in .mp4 or .gif."""
+    seed: int = 1000
+    """Seed of the game."""
+    best_of: int = 1
+    """Play this many games and record the best."""
+    max_seconds: float = 60.0
+    """Cut the video after so many seconds."""
+
+
+def play(words: list[str]) -> int:
+    """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    from steadyq.video import record_game
+
+    options = parse(PlayOptions, words)
+    score, steps = record_game(
+        options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
+    )
+    OUT.print(f"{options.out}: one game, {steps:,} steps, return {score:g}")
+    return 0
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Train the method on a small game, film it and write a page about it."""
+
+    out: Path = Path("demo")
+    """Folder for the run, the video and the page."""
+    steps: int | None = None
+    """Train for so many steps instead of the demo's own."""
+
+
+def demo(words: list[str]) -> int:
+    """Train on a small game, film it, write a page about it: what `make demo` runs."""
+    from steadyq.demo import run_demo
+
+    options = parse(DemoOptions, words)
+    return stoppable(lambda: run_demo(options.out, steps=options.steps, console=OUT))
