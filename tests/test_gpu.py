@@ -96,7 +96,7 @@ def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Pat
 
 
 def test_a_reset_reaches_the_captured_update(tmp_path: Path) -> None:
-    training = started(atari(**{"regulation.threshold": 1.01, "regulation.every": 10**6}), tmp_path)
+    training = started(atari(**{"regulation.threshold": 1.0, "regulation.every": 10**6}), tmp_path)
     while training.learning.captured.graph is None:
         training.step()
     before = training.learner.online["stem.0.weight"].clone()

@@ -40,11 +40,11 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 
-def form_for(recipe: Recipe, network: Network, dtype: torch.dtype) -> Form:
+def form_for(recipe: Recipe, network: Network) -> Form:
     """How the members run."""
     wanted = recipe.compute.form
     if wanted == "auto":
-        return best_form(network, device_for(recipe), dtype)
+        return best_form(network, device_for(recipe))
     if wanted == "kernels" and not isinstance(network, ResNet):
         raise UserError(f"compute.form kernels runs the resnet network, not {recipe.network.kind}: use auto or stacked")
     return wanted
@@ -90,7 +90,7 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
         actions=spec.num_actions,
         atoms=estimator_for(recipe).atoms,
         pixel_max=spec.pixel_max,
-        form=form_for(recipe, network, dtype),
+        form=form_for(recipe, network),
         dtype=dtype,
     )
 

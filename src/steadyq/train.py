@@ -326,7 +326,7 @@ class Training:
 
 def final_result(training: Training, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Evaluate the final weights and a random policy, and say what was run on what."""
-    recipe = training.recipe
+    recipe, start = training.recipe, time.monotonic()
     games = play_games(
         greedy_policy(training.agent()),
         recipe.env,
@@ -336,6 +336,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         device=str(training.device),
         progress=progress,
     )
+    evaluation = time.monotonic() - start
     baseline = play_games(
         random_policy(training.spec.num_actions, recipe.seed),
         recipe.env,
@@ -364,6 +365,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "random_episodes": len(baseline),
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
+        "evaluation_seconds": round(evaluation, 1),
         **provenance(),
     }
 

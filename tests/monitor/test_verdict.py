@@ -16,14 +16,18 @@ HEALTHY: dict[str, Any] = {
     "q_greedy": 22.0,
     "return_mean": 70.0,
     "return_best": 99.0,
+    "transitions": 128,
     "rewarded": 0.5,
     "same_action_rewarded": 0.35,
     "same_action_unrewarded": 0.3,
     "same_action_chance": 0.33,
     "target_gap_relative": 0.05,
     "clipped": 0.0,
+    "q_spread_states": 8.0,
+    "noise": 0.2,
     "flip_probability": 0.01,
     "churn": 0.01,
+    "td_error": 0.2,
     "td_tail": 6.0,
     "spike": 3.5,
     "dormant": 0.3,
@@ -46,12 +50,12 @@ def rows(count: int = 10, **series: Any) -> list[dict[str, Any]]:
 SICK: dict[str, dict[str, Any]] = {
     "overestimation": {"q_greedy": 211.0, "return_best": 300.0},
     "beyond the best return": {"q_greedy": 100.0},
-    "coupling": {"same_action_rewarded": 0.6, "q_greedy": 71.0},
+    "coupling": {"same_action_rewarded": 0.7, "q_greedy": 71.0},
     "no target network": {"target_gap_relative": 0.0},
     "ceiling reached": {"clipped": 0.7},
-    "undecided policy": {"flip_probability": 0.4},
+    "undecided policy": {"flip_probability": 0.4, "noise": 4.0},
     "policy churn": {"churn": 0.3},
-    "heavy tails": {"td_tail": 80.0},
+    "heavy tails": {"td_tail": 80.0, "td_error": 4.0},
     "weight spikes": {"spike": 6.1},
     "dormant units": {"dormant": 0.95},
     "rank collapse": {"effective_rank": 3.0},
@@ -127,9 +131,33 @@ def test_coupling_needs_rewards_to_be_seen_and_falls_back_on_chance() -> None:
     assert findings(rows(same_action_rewarded=1.0)) == []  # values below returns: repeating is right here
     assert findings(rows(same_action_rewarded=1.0, q_greedy=71.0, return_mean=None)) == []
     dense = {"rewarded": 1.0, "same_action_unrewarded": None, "same_action_chance": 0.5, "q_greedy": 71.0}
-    assert findings(rows(same_action_rewarded=0.7, **dense)) == []
-    (finding,) = findings(rows(same_action_rewarded=0.8, **dense))
-    assert finding.worst == pytest.approx(0.3)
+    assert findings(rows(same_action_rewarded=0.8, **dense)) == []
+    (finding,) = findings(rows(same_action_rewarded=0.9, **dense))
+    share = (0.9 * 128 + 2) / 132
+    assert finding.worst == pytest.approx(share - 2 * math.sqrt(share * (1 - share) / 132) - 0.5)
+
+
+def test_coupling_is_held_to_the_lower_end_of_its_interval() -> None:
+    loud = {"same_action_rewarded": 0.75, "q_greedy": 71.0}
+    assert findings(rows(**loud, rewarded=0.08)) == []  # ten rewarded transitions
+    assert findings(rows(**loud, rewarded=0.08, transitions=1280))[0].name == "coupling"
+    assert findings(rows(same_action_rewarded=1.0, q_greedy=71.0, rewarded=4 / 128)) == []  # all of four
+
+
+def test_coupling_does_no_harm_where_the_bootstrap_may_not_follow_it() -> None:
+    loud = rows(same_action_rewarded=0.9, q_greedy=71.0)
+    assert findings(loud, settings={"operator.forbid": "none"})[0].name == "coupling"
+    assert findings(loud, settings={"operator.forbid": "rewarded"}) == []
+
+
+def test_tails_and_flips_count_where_errors_and_noise_are_large_beside_the_values() -> None:
+    assert findings(rows(td_tail=500.0)) == []
+    assert findings(rows(flip_probability=0.49)) == []
+    (finding,) = findings(rows(td_tail=500.0, td_error=[0.2] * 4 + [4.0] * 6))
+    assert (finding.name, finding.since, finding.worst) == ("heavy tails", 5000, 500.0)
+    large = [4.0, 4.0, 0.2, 4.0, 4.0, 0.2, 4.0, 4.0, 0.2, 0.2]
+    assert findings(rows(td_tail=500.0, td_error=large)) == []  # never three rows in a row
+    assert findings(rows(td_tail=500.0, td_error=4.0, q_spread_states=None)) == []
 
 
 def test_switches_already_set_are_not_offered() -> None:

@@ -60,7 +60,7 @@ def _operator(shot: Snapshot, columns: dict[str, Any], members: dict[str, Tensor
     columns["q_taken"] = mean.gather(1, action[:, None]).mean()
     columns["q_greedy"] = mean.max(1).values.mean()
     columns["q_top"] = mean.max()
-    columns["rewarded"] = rewarded.double().mean()
+    columns["transitions"], columns["rewarded"] = len(action), rewarded.double().mean()
     for name, where in (("", None), ("_rewarded", rewarded), ("_unrewarded", ~rewarded)):
         columns[f"same_action{name}"] = d.same_action_share(mean_next, action, where)
         members[f"same_action{name}"] = d.same_action_share(shot.q_next, action, where)

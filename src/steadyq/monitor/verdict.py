@@ -32,17 +32,17 @@ class Thresholds:
     beyond: float = 1.0
     """Greedy value over the best return ever earned: more than all of it has no support."""
     coupling: float = 0.25
-    """Same-action share after a reward above what independence gives."""
+    """Same-action share after a reward above what independence gives, at the lower end of its interval."""
     target_gap: float = 1e-3
     """Least distance between online and target values, in units of the values' spread."""
     clipped: float = 0.5
     """Share of targets held at the ceiling."""
     flip: float = 0.35
-    """Chance that noise of the measured size turns the greedy action."""
+    """Chance that noise of the measured size turns the greedy action, where values are mostly noise."""
     churn: float = 0.25
     """Share of states whose greedy action one update turns."""
     td_tail: float = 50.0
-    """99th percentile of TD errors over their median."""
+    """99th percentile of TD errors over their median, where errors are large."""
     spike: float = 6.0
     """Largest weight of a layer over its 99th percentile: the paper's reset threshold."""
     dormant: float = 0.9
@@ -118,6 +118,8 @@ class Rule:
     """Whether the finding is a figure below its threshold."""
     at_once: bool = False
     """Whether one row is enough."""
+    unless: str = ""
+    """The setting under which the figure may be what it likes."""
 
 
 def overestimation(rows: Sequence[Row], at: int) -> float | None:
@@ -139,17 +141,36 @@ def beyond(rows: Sequence[Row], at: int) -> float | None:
 def coupling(rows: Sequence[Row], at: int) -> float | None:
     """How much more often the greedy action at s' is the rewarded one than without the reward, or than by chance.
 
-    Counts only while values stand above returns: actions also repeat where repeating them is right.
+    The share after a reward is taken at the lower end of its 95% interval (plus-four): where rewards are rare it rests
+    on a handful of transitions. Counts only while values stand above returns: actions also repeat where that is right.
     """
     row = rows[at]
     after, without = row.get("same_action_rewarded"), row.get("same_action_unrewarded")
-    if after is None or row.get("rewarded", 0) < 0.05:  # a handful of transitions says nothing
+    if after is None:
         return None
     if not (overestimation(rows, at) or 0) > 0:
         return None
     if row["rewarded"] > 0.95 or without is None:
         without = row["same_action_chance"]
-    return float(after - without)
+    count = row["rewarded"] * row.get("transitions", 128)  # 128: the default, for rows from before the column
+    share = (after * count + 2) / (count + 4)
+    return float(share - 2 * math.sqrt(share * (1 - share) / (count + 4)) - without)
+
+
+def where_it_matters(name: str, size: str) -> Figure:
+    """A column, counted only in rows whose `size` is at least half of what values differ by between states; else 0.
+
+    Ratios of errors to errors and of noise to action gaps are large wherever most states are learned well or many
+    actions are worth the same. Both are healthy while errors and noise are small next to the values themselves.
+    """
+
+    def figure(rows: Sequence[Row], at: int) -> float | None:
+        value, error, spread = (rows[at].get(key) for key in (name, size, "q_spread_states"))
+        if value is None or error is None or spread is None:
+            return None
+        return float(value) if error >= 0.5 * spread else 0.0
+
+    return figure
 
 
 def rank_share(rows: Sequence[Row], at: int) -> float | None:
@@ -206,6 +227,7 @@ RULES: tuple[Rule, ...] = (
         coupling,
         "coupling",
         (("operator.forbid rewarded", "breaks the loop from reward to bootstrap"),),
+        unless="operator.forbid rewarded",
     ),
     Rule(
         "no target network",
@@ -227,8 +249,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "undecided policy",
         "estimator",
-        "noise of the measured size turns the greedy action",
-        column("flip_probability"),
+        "values are mostly noise, which turns the greedy action",
+        where_it_matters("flip_probability", "noise"),
         "flip",
         (
             ("ensemble.members 4", "averages noise away"),
@@ -248,7 +270,7 @@ RULES: tuple[Rule, ...] = (
         "heavy tails",
         "estimator",
         "a few transitions carry almost all of the TD error",
-        column("td_tail"),
+        where_it_matters("td_tail", "td_error"),
         "td_tail",
         (("estimator.kind quantile", "robust to outliers"), ("a lower optim.rate", "")),
     ),
@@ -315,6 +337,8 @@ def findings(
 
 
 def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Mapping[str, Any]) -> Finding | None:
+    if rule.unless and _set(rule.unless, settings):
+        return None
     limit = float(getattr(thresholds, rule.threshold))
     series = [(int(row["step"]), value) for i, row in enumerate(rows) if (value := rule.figure(rows, i)) is not None]
     beyond = [(value < limit) if rule.below else (value > limit) for _, value in series]

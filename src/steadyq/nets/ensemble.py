@@ -20,10 +20,9 @@ from steadyq.value.shapes import Params
 Form = Literal["loop", "stacked", "kernels"]
 
 
-def best_form(network: Network, device: torch.device, dtype: torch.dtype) -> Form:
-    """The fastest form measured by `steadyq bench` (docs/performance.md)."""
-    low = dtype != torch.float32
-    return "kernels" if low and kernels.compiles(device) and isinstance(network, ResNet) else "stacked"
+def best_form(network: Network, device: torch.device) -> Form:
+    """The fastest form measured by `steadyq bench` (docs/performance.md), in every precision."""
+    return "kernels" if kernels.compiles(device) and isinstance(network, ResNet) else "stacked"
 
 
 @dataclass(frozen=True)

@@ -598,9 +598,11 @@ def _config(
 ) -> Config:
     key = (kind, kernel, stride, height, channels, outputs)
     config = MEASURED.get(key) or _default(*key)
-    if dtype == torch.float32:  # twice the bytes per tile
-        config = replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
-    return config
+    if dtype != torch.float32:
+        return config
+    if channels > 16 and kind != "spread":  # a strip's weights, each split in two for TF32, do not fit in registers
+        return Config(block_m=64, block_k=32, programs=1056) if kind == "weight" else Config(block_k=16)
+    return replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
 
 
 def _precision(dtype: torch.dtype) -> str:
