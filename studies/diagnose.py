@@ -57,6 +57,8 @@ CASES = (
     Case("trap", "constraint and ceiling off, dense reward: dqn at the paper's replay ratio of 4", "dqn",
          "CartPole-v1", 12_000, RUN_AHEAD, {"replay.ratio": 4}),
     Case("trap-8", "the same at a replay ratio of 8", "dqn", "CartPole-v1", 7_000, RUN_AHEAD, {"replay.ratio": 8}),
+    Case("trap-long", "the same for as long as the healthy runs", "dqn", "CartPole-v1", 15_000, RUN_AHEAD,
+         {"replay.ratio": 8}),
     Case("rate", "dqn, learning rate 50 times the preset's", "dqn", "CartPole-v1", 10_000, ("violent updates",),
          {"optim.rate": 0.05}),
     Case("rate-10", "dqn, learning rate 10 times the preset's", "dqn", "CartPole-v1", 8_000,

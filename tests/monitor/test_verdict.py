@@ -158,6 +158,7 @@ def test_tails_and_flips_count_where_errors_and_noise_are_large_beside_the_value
     large = [4.0, 4.0, 0.2, 4.0, 4.0, 0.2, 4.0, 4.0, 0.2, 0.2]
     assert findings(rows(td_tail=500.0, td_error=large)) == []  # never three rows in a row
     assert findings(rows(td_tail=500.0, td_error=4.0, q_spread_states=None)) == []
+    assert findings(rows(flip_probability=0.49, noise=4.0, q_spread_states=4.0)) == []  # nothing learned yet
 
 
 def test_switches_already_set_are_not_offered() -> None:

@@ -161,12 +161,13 @@ def where_it_matters(name: str, size: str) -> Figure:
     """A column, counted only in rows whose `size` is at least half of what values differ by between states; else 0.
 
     Ratios of errors to errors and of noise to action gaps are large wherever most states are learned well or many
-    actions are worth the same. Both are healthy while errors and noise are small next to the values themselves.
+    actions are worth the same. Both are healthy while errors and noise are small next to the values themselves. Not
+    defined before values differ by a twentieth of the best return: nothing has been learned yet.
     """
 
     def figure(rows: Sequence[Row], at: int) -> float | None:
         value, error, spread = (rows[at].get(key) for key in (name, size, "q_spread_states"))
-        if value is None or error is None or spread is None:
+        if value is None or error is None or spread is None or spread < 0.05 * abs(rows[at].get("return_best") or 0):
             return None
         return float(value) if error >= 0.5 * spread else 0.0
 
