@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from steadyq.cli import main
+from steadyq.evaluate import Game, different
+from steadyq.progress import games_said
 
 QUICK = [
     *("--network.hidden", "16", "--ensemble.members", "2", "--estimator.quantiles", "5", "--replay.warmup", "64"),
@@ -71,6 +73,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "nowhere"], "nowhere"),
         (["paper", "table9"], "unknown table 'table9'"),
         (["doctor", "now"], "doctor takes no options"),
+        (["diagnose", ATARI[0], "--thresholds.spik", "3"], "did you mean --thresholds.spike?"),
+        (["diagnose", ATARI[0], "--thresholds.rows", "0"], "--thresholds.rows must be at least 1, got 0"),
         (
             ["compare", *ATARI, "--figure", "a.svg"],
             "--figure draws runs of one environment, these are of Atari/Alien, Atari/B",
@@ -152,7 +156,17 @@ def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys:
     out = tmp_path / "scores.json"
     assert run("evaluate", str(trained), "--episodes", "3", "--json", str(out)) == 0
     assert "over 3 full games" in re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert len(json.loads(out.read_text())["returns"]) == 3
+    scores = json.loads(out.read_text())
+    assert len(scores["returns"]) == 3
+    assert scores["different_games"] <= 3
+
+
+def test_few_different_games_are_said_to_be_few() -> None:
+    assert games_said({"episodes": 100, "different_games": 4}) == "100 full games, only 4 of them different"
+    assert games_said({"episodes": 100, "different_games": 11}) == "100 full games"
+    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games"  # a game with a highest score
+    assert games_said({"episodes": 100}) == "100 full games"
+    assert different([Game(1.0, 5, 0.1), Game(1.0, 5, 0.2), Game(1.0, 6, 0.1), Game(2.0, 5, 0.1)]) == 3
 
 
 @pytest.mark.parametrize("name", ["game.mp4", "game.gif"])

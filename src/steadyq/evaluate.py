@@ -1,6 +1,6 @@
 """Full games with stored weights: the numbers a run reports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,11 @@ def play_games(
     finally:
         vector.close()
     return [played[game % lanes][game // lanes] for game in range(episodes)]
+
+
+def different(games: Sequence[Game]) -> int:
+    """How many games are not another one over again, by score and length: a deterministic emulator repeats itself."""
+    return len({(game.score, game.steps) for game in games})
 
 
 def greedy_policy(agent: Agent) -> Policy:

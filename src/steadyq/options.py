@@ -1,6 +1,7 @@
 """A command's options: tyro parses them, and what it would explain in a box becomes one line."""
 
 import contextlib
+import dataclasses
 import difflib
 import io
 from typing import Any, TypeVar, cast, get_type_hints
@@ -31,7 +32,9 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
     """Say in one line what is wrong with the options: an unknown name with the nearest one, else tyro's first words."""
     hints = get_type_hints(kind, include_extras=True)
     names = {name for name, hint in hints.items() if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
-    names -= {"recipe"}
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    names |= {f"{group}.{field.name}" for group, hint in groups.items() for field in dataclasses.fields(hint)}
+    names -= {*groups, "recipe"}
     values = flatten(recipe.to_dict()) if recipe else {}
     names |= set(values)
     known = {"--" + name.replace("_", "-") for name in names}

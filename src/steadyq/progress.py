@@ -1,7 +1,7 @@
 """What a person sees while a run trains: one live line in a terminal, a plain line now and then elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +104,17 @@ class Terminal(Display):
     def finished(self, result: dict[str, Any]) -> None:
         """Print the evaluation beside the random policy."""
         self.console.print(
-            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over {result['episodes']} full "
-            f"games   (random policy: {result['random_return']:.2f} over {result['random_episodes']})"
+            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
+            f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
+            f"{result['random_episodes']})"
         )
+
+
+def games_said(result: Mapping[str, Any]) -> str:
+    """How many games a mean rests on, and how few different ones where that is what it really rests on."""
+    games = result["episodes"]
+    few = result.get("different_games", games)
+    return f"{games} full games" + (f", only {few} of them different" if 1 < few <= games / 10 else "")
 
 
 def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
-from steadyq.evaluate import greedy_policy, play_games, random_policy
+from steadyq.evaluate import different, greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, EpsilonGreedy, FrameStack
 from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
@@ -357,6 +357,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "games": training.games,
         "resets": training.resets,
         "episodes": len(returns),
+        "different_games": different(games),
         "returns": returns,
         "mean_return": float(np.mean(returns)),
         "first_10_mean_return": float(np.mean(returns[:10])),

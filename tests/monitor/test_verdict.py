@@ -239,6 +239,9 @@ def test_diagnose_prints_and_writes_json(sick: tuple[Path, list[str]], capsys: p
     record = json.loads(capsys.readouterr().out)
     assert record["findings"][0]["name"] == "no target network"
     assert record["findings"][0]["since"] == 65
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", str(sick[0]), "--json", "--thresholds.target-gap", "-1", "--thresholds.rows", "100"])
+    assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
 def test_diagnose_needs_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

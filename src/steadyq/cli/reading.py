@@ -1,7 +1,7 @@
 """Commands that read what runs have written."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,9 @@ from rich.table import Table
 
 from steadyq.cli.terminal import OUT
 from steadyq.errors import UserError
+from steadyq.monitor.verdict import LEVELS, Thresholds, number
 from steadyq.options import parse
+from steadyq.recipe import within
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,21 @@ class DiagnoseOptions:
     """Print the findings as JSON."""
     probe: bool = False
     """Also measure plasticity: how well the newest weights still fit random targets, beside fresh ones."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    """Where a figure becomes a finding."""
 
 
 def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
-    from steadyq.monitor.verdict import LEVELS, number
     from steadyq.report.curves import read
     from steadyq.report.html import verdict
 
     options = parse(DiagnoseOptions, words)
+    within("--thresholds.rows", options.thresholds.rows, 1)
     run = read(options.run)
     if not run.diagnostics and not run.of("diverged"):
         raise UserError(f"{options.run} has no diagnostics: train it with monitor.every above 0")
-    found = verdict(run)
+    found = verdict(run, options.thresholds)
     probe = _probe(options.run) if options.probe else None
     if options.json:
         record = {"run": str(options.run), "findings": [finding.to_dict() for finding in found]}

@@ -113,8 +113,8 @@ def evaluate(words: list[str]) -> int:
     import numpy as np
 
     from steadyq.agent import load
-    from steadyq.evaluate import greedy_policy, play_games
-    from steadyq.progress import Terminal
+    from steadyq.evaluate import different, greedy_policy, play_games
+    from steadyq.progress import Terminal, games_said
     from steadyq.recipe import within
     from steadyq.runs import RunFolder, provenance
 
@@ -136,8 +136,9 @@ def evaluate(words: list[str]) -> int:
         )
     scores = [game.score for game in games]
     error = float(np.std(scores, ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
+    counted = {"episodes": len(scores), "different_games": different(games)}
     OUT.print(
-        f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {len(scores)} full games "
+        f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
         f"(standard error {error:.2f}, median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
     )
     if options.json:
@@ -147,6 +148,7 @@ def evaluate(words: list[str]) -> int:
             "seed": options.seed,
             "returns": scores,
             "mean_return": float(np.mean(scores)),
+            **counted,
             **provenance(),
         }
         options.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -29,7 +29,7 @@ GRID_POINTS, ALL_POINTS = 500, 6000
 
 RESAMPLES = 2000
 
-_NOT_LEARNING = ("compute.", "record.", "evaluation.", "monitor.")
+_NOT_LEARNING = ("record.", "evaluation.", "monitor.")
 
 _DEFINED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "same_action_rewarded": lambda row: row.get("rewarded", 0) > 0,
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """Fields in which the recipe departs from its preset; where it computes does not count."""
+        """Fields in which the recipe departs from its preset; where it computes does not count, its precision does."""
         if self.meta is not None:
             return {}
         mine = flatten(self.recipe.to_dict())
@@ -88,7 +88,7 @@ class Run:
             base = flatten(recipe_for(self.recipe.preset, self.recipe.env, self.recipe.scale).to_dict())
         except UserError:  # a preset of another version, or an environment that is not installed here
             base = {}
-        ignored = ("seed", "env", "preset", "scale", "compute.")
+        ignored = ("seed", "env", "preset", "scale", "compute.device", "compute.threads", "compute.form")
         return {name: v for name, v in mine.items() if not name.startswith(ignored) and base.get(name) != v}
 
     @property

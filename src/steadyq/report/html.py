@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from steadyq.errors import UserError
-from steadyq.monitor.verdict import LEVELS, Finding, findings
-from steadyq.progress import clock
+from steadyq.monitor.verdict import LEVELS, Finding, Thresholds, findings
+from steadyq.progress import clock, games_said
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
@@ -164,7 +164,7 @@ def _single_lede(run: Run) -> str:
     result = run.result
     text = (
         f"After {result['steps']:,} steps the agent scores <strong>{figure(result['mean_return'])}</strong> on average "
-        f"over {result['episodes']} full games; a random policy scores {figure(result['random_return'])}."
+        f"over {games_said(result)}; a random policy scores {figure(result['random_return'])}."
     )
     changes = ", ".join(f"{escape(name)} {escape(plain(v))}" for name, v in run.learning_changes if name != "steps")
     return text + (f" Changed from the preset: {changes}." if changes else "")
@@ -348,10 +348,10 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
     )
 
 
-def verdict(run: Run) -> list[Finding]:
+def verdict(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
     """What is unstable in a run."""
     settings = flatten(run.recipe.to_dict()) if run.meta is None else None
-    return findings(run.diagnostics, run.events, settings=settings)
+    return findings(run.diagnostics, run.events, thresholds=thresholds, settings=settings)
 
 
 def _verdict(page: Page) -> str:
@@ -473,7 +473,7 @@ def _run(page: Page, run: Run, opened: bool) -> str:
         facts += [
             (
                 "evaluation",
-                f"mean {figure(result['mean_return'])} over {result['episodes']} full games (lowest "
+                f"mean {figure(result['mean_return'])} over {games_said(result)} (lowest "
                 f"{figure(scores[0])}, median {figure(scores[len(scores) // 2])}, highest {figure(scores[-1])}); "
                 f"random policy {figure(result['random_return'])} over {result['random_episodes']}",
             ),
