@@ -92,6 +92,20 @@ def test_sections_end_in_tables_and_a_file_that_prints_again(
     assert "| MinAtar/Breakout x 16 | 19,752 |" in sheet.markdown()
 
 
+def test_a_bench_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop(self: Bench) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_run, "GAMES", ("MinAtar/Breakout",))
+    monkeypatch.setattr(bench_run, "_steps_per_second", lambda name, lanes: 1234.5 * lanes)
+    monkeypatch.setattr(Bench, "cpu", stop)
+    file = tmp_path / "times.json"
+    with pytest.raises(KeyboardInterrupt):
+        Bench(Console(width=100), ("env", "cpu"), file=file).run()
+    assert json.loads(file.read_text())["env"]["MinAtar/Breakout x 1"] == 1234.5
+    assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
+
+
 def test_costs_of_sweeps_are_the_measured_ones() -> None:
     """`suite/measured/updates.csv` holds the default form's rows of the committed measurement, nothing else."""
     measured = json.loads((ROOT / "results/bench/h200-updates.json").read_text())

@@ -1,10 +1,12 @@
 """All measurements of `steadyq bench`, one section after another, each printed as soon as it is there."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +38,8 @@ class Bench:
     scales: tuple[tuple[int, int], ...] = SCALES
     compile: bool = True
     results: Row = field(default_factory=dict)
+    file: Path | None = None
+    """Where the results go, written anew whenever there are more: a bench that is stopped keeps what it has."""
 
     def run(self) -> Row:
         """Measure everything that this machine can show."""
@@ -46,9 +50,17 @@ class Bench:
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}
         for name in wanted:
             getattr(self, name)()
+            self.keep()
             for sheet in sheets({name: self.results[name]}):
                 self.console.print(sheet.rich())
         return self.results
+
+    def keep(self) -> None:
+        """Write what has been measured so far."""
+        if self.file is not None:
+            part = self.file.with_name(self.file.name + ".part")
+            part.write_text(json.dumps(self.results, indent=2) + "\n")
+            part.replace(self.file)
 
     def gpu(self) -> None:
         """Every form at every scale."""
@@ -73,6 +85,7 @@ class Bench:
                     row["hours_ratio_1"] = STEPS * (row["update_ms"] + row["act_ms"]) / 3.6e6
                     row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
                 rows.append({"members": members, "scale": scale, "form": name, **row})
+            self.keep()
             self.console.print(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
 
     def growth(self) -> None:

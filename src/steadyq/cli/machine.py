@@ -100,11 +100,9 @@ def bench(words: list[str]) -> int:
     scales = tuple(_scale(text) for text in options.scales)
     if options.json is not None and not options.json.parent.is_dir():
         raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
-    run = Bench(OUT, tuple(options.section), compile=options.compile)
+    run = Bench(OUT, tuple(options.section), compile=options.compile, file=options.json)
     run.scales = scales or run.scales
-    found = run.run()
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    run.run()
     return 0
 
 
