@@ -159,6 +159,9 @@ def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys:
     scores = json.loads(out.read_text())
     assert len(scores["returns"]) == 3
     assert scores["different_games"] <= 3
+    assert scores["sticky"] == 0.0
+    assert run("evaluate", str(trained), "--sticky", "0.25") == 2
+    assert "protocol.sticky is 0.25, but means nothing to gymnasium" in capsys.readouterr().err
 
 
 def test_few_different_games_are_said_to_be_few() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import steadyq as sq
+from steadyq import cli
 
 MINIATURE = {
     "network.scale": 1,
@@ -33,6 +34,10 @@ def test_atari_run_of_two_thousand_steps(tmp_path: Path) -> None:
     assert len(games) == result["games"] > 3
     agent = sq.load(tmp_path / "run")
     assert agent.spec.observation_shape == (4, 84, 84)
+    out = tmp_path / "scores.json"
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "1", "--sticky", "0.25", "--json", str(out)])
+    assert json.loads(out.read_text())["sticky"] == 0.25
 
 
 def test_procgen_run_of_two_thousand_steps(tmp_path: Path) -> None:

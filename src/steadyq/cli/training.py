@@ -104,6 +104,8 @@ class EvaluateOptions:
     """Full games."""
     seed: int = 1000
     """Seed of the games."""
+    sticky: float | None = None
+    """Chance that the emulator repeats its last action; by default as in training. At 0.25 Atari games all differ."""
     json: Path | None = None
     """Also write the scores to this file."""
 
@@ -122,13 +124,16 @@ def evaluate(words: list[str]) -> int:
     within("--episodes", options.episodes, 1)
     folder = RunFolder(options.run)
     recipe = folder.recipe
+    protocol = recipe.protocol
+    if options.sticky is not None:
+        protocol = dataclasses.replace(protocol, sticky=options.sticky)
     _, step = folder.weights()
     agent = load(options.run)
     with Terminal(OUT).evaluating(options.episodes) as progress:
         games = play_games(
             greedy_policy(agent),
             recipe.env,
-            recipe.protocol,
+            protocol,
             episodes=options.episodes,
             seed=options.seed,
             device=str(agent.device),
@@ -146,6 +151,8 @@ def evaluate(words: list[str]) -> int:
             "env": recipe.env,
             "step": step,
             "seed": options.seed,
+            "protocol": protocol.name,
+            "sticky": protocol.sticky,
             "returns": scores,
             "mean_return": float(np.mean(scores)),
             **counted,
