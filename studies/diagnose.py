@@ -6,6 +6,7 @@ python studies/diagnose.py --only --seeds 1         the same for every case
 """
 
 import argparse
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable
@@ -134,6 +135,10 @@ Sick values need not mean a bad score at the end: several of these runs still pl
 What is named is the result, values without support, not the loop itself. The same-action share, the paper's own
 statistic, cannot show it here: good play alternates on CartPole, so the share stays at chance while the loop turns and
 falls below chance when the policy is good; both are healthy readings elsewhere. It has named no run of this study.
+
+**A learning rate that is too high is named by the first update.** Adam's first step has size rate x sqrt(parameters),
+whatever the data, and `violent updates` reads it in the first row, which every run measures at its first update; a row
+later updates are small beside weights that have grown. FIRST
 
 **Declared sick on seed 0 and found well**, kept for the record:
 """
@@ -270,7 +275,25 @@ def notes(judged: list[Judged]) -> str:
         for each in judged
         if each.case.name in ("trap", "trap-8", "trap-long", "ratio")
     ]
-    return NOTES.replace("TRAP\n", f"Of the five seeds the verdict names\n{', '.join(counts)}.\n")
+    later = [
+        f"{sum(case.agrees(_later(each.runs[seed])) for seed in SEEDS)} of five `{case.name}` runs"
+        for each in judged
+        if (case := each.case).name in ("rate", "rate-10")
+    ]
+    marks = [
+        (each.case.name, ", ".join(sorted(set.union(*(_later(each.runs[seed]) for seed in SEEDS)))))
+        for each in judged
+        if each.case.name in ("rate", "rate-10")
+    ]
+    said = "; ".join(f"`{name}`: {found}" for name, found in marks)
+    first = f"Without that row the\ndeclared findings name {' and '.join(later)}; all that is found is\n{said}.\n"
+    text = NOTES.replace("TRAP\n", f"Of the five seeds the verdict names\n{', '.join(counts)}.\n")
+    return text.replace("FIRST\n", first)
+
+
+def _later(run: Run) -> set[str]:
+    """What is named without the first row."""
+    return {finding.name for finding in verdict(dataclasses.replace(run, diagnostics=run.diagnostics[1:]))}
 
 
 def tried(runs: Path) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import steadyq as sq
 from steadyq import cli
@@ -73,3 +74,37 @@ def test_agent_acts_on_one_observation_and_on_a_batch(tmp_path: Path) -> None:
     assert batch.tolist() == [action, action]
     with pytest.raises(sq.UserError, match="shows"):
         agent.act(np.zeros(3))
+    # What it was trained in on a GPU does not keep it from playing on a CPU.
+    text = (run.path / "recipe.toml").read_text()
+    (run.path / "recipe.toml").write_text(text.replace('precision = "auto"', 'precision = "bf16"'))
+    assert sq.RunFolder(run.path).recipe.compute.precision == "bf16"
+    assert sq.load(run.path, "cpu").act(observation) == action
+
+
+def test_games_are_a_fixed_share_of_each_lane_in_their_own_order() -> None:
+    import numpy as np
+
+    from steadyq import envs
+    from steadyq.evaluate import LANES, play_games
+
+    name, episodes = "Gymnasium/CartPole-v1", 40
+    protocol = envs.protocol_for(name)
+
+    def left(observation: torch.Tensor) -> np.ndarray:
+        return np.zeros(len(observation), np.int64)
+
+    games = play_games(left, name, protocol, episodes=episodes, seed=3)
+    vector = envs.make(name, protocol, seed=3, training=False, lanes=LANES)
+    vector.reset()
+    lengths: list[list[int]] = [[] for _ in range(LANES)]
+    count = np.zeros(LANES, np.int64)
+    while min(map(len, lengths)) < 3:
+        step = vector.step(np.zeros(LANES, np.int64))
+        count += 1
+        for lane in np.flatnonzero(step.game_over):
+            lengths[lane].append(int(count[lane]))
+            count[lane] = 0
+    vector.close()
+    assert [game.steps for game in games] == [lengths[i % LANES][i // LANES] for i in range(episodes)]
+    assert len({game.steps for game in games}) > 1
+    assert [game.score for game in games] == [float(game.steps) for game in games]

@@ -1,5 +1,7 @@
 """The run folder: refused before anything is written, locked, atomic, and truncated to what a checkpoint had seen."""
 
+import errno
+import io
 import itertools
 import json
 import os
@@ -89,11 +91,52 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
         RunFolder(tmp_path / "breakout-seed0").weights()
 
 
+def test_a_damaged_log_is_said_to_be_and_a_half_last_line_is_not_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(RECIPE).close()
+    log = tmp_path / "diagnostics.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [row["step"] for row in folder.diagnostics()] == [1, 2]
+    for line in ("garbage", "[1, 2]", '{"spike": 3}', '{"step": "x"}'):
+        log.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+        with pytest.raises(UserError, match=r"diagnostics\.jsonl is damaged: line 2 is not"):
+            folder.diagnostics()
+    log.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n')
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        folder.diagnostics()
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(UserError, match=r"result\.json is damaged"):
+        _ = folder.result
+
+
 def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
     writer = RunFolder(tmp_path).begin(RECIPE)
     with pytest.raises(UserError, match=f"another process is training in {tmp_path}"):
         RunFolder(tmp_path).begin(RECIPE)
     writer.close()
+    RunFolder(tmp_path).begin(RECIPE).close()
+
+
+def test_a_folder_is_released_even_if_a_log_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    writer = RunFolder(tmp_path).begin(RECIPE)
+    writer._files["metrics"] = Full()
+    with pytest.raises(OSError, match="no space"):
+        writer.close()
+    RunFolder(tmp_path).begin(RECIPE).close()
+
+
+def test_a_first_start_without_room_for_the_recipe_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.os, "replace", dying(os.replace, itertools.count(0)))
+        with pytest.raises(Killed):
+            RunFolder(tmp_path).begin(RECIPE)
+    assert [path.name for path in tmp_path.glob("*.unfinished")] == ["recipe.toml.unfinished"]
     RunFolder(tmp_path).begin(RECIPE).close()
 
 

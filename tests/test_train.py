@@ -351,6 +351,19 @@ def test_a_value_that_is_not_finite_stops_the_run_with_its_state_saved_apart(tmp
         train(recipe, run=tmp_path)
 
 
+@pytest.mark.parametrize(("steps", "checkpoint_every"), [(110, 1000), (300, 50)])
+def test_what_is_saved_or_evaluated_is_finite_whatever_the_cadence_of_rows(
+    steps: int, checkpoint_every: int, tmp_path: Path
+) -> None:
+    cadence = {"record.every": 1000, "record.checkpoint_every": checkpoint_every}
+    with pytest.raises(Diverged, match="not finite"):
+        train(cartpole(steps=steps, **cadence), run=tmp_path, display=Poison())
+    folder = RunFolder(tmp_path)
+    assert folder.result is None
+    assert [p.name for p in folder.checkpoints()] == (["0000000050"] if checkpoint_every == 50 else [])
+    assert all(p.isfinite().all() for c in folder.checkpoints() for p in load_file(c / "online.safetensors").values())
+
+
 def test_a_diverged_run_exits_with_3_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The largest rate the recipe allows, on a network whose values overflow float32 within the run.
     words = command(tmp_path, 3000)
@@ -361,6 +374,14 @@ def test_a_diverged_run_exits_with_3_and_one_line(tmp_path: Path, capsys: pytest
     assert said.count("\n") == 1
     assert "not finite: parameters of layer" in said
     assert f"state saved in {tmp_path}/diverged" in said
+    for log in ("events", "metrics", "diagnostics"):
+        for line in (tmp_path / f"{log}.jsonl").read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+    assert run_cli(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    assert run_cli(["diagnose", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["findings"]
+    assert "divergence" in {finding["name"] for finding in found}
 
 
 # -- what happens within the loop ---------------------------------------------------------------------------------

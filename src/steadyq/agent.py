@@ -140,6 +140,8 @@ def load(path: Path | str, device: str = "auto") -> Agent:
     """Load the agent of a run from its newest checkpoint."""
     folder = RunFolder(path)
     recipe = folder.recipe.override({"compute.device": device})
+    if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
+        recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})
     spec = envs.spec(recipe.env, recipe.protocol)
     params, _ = folder.weights()
     where = device_for(recipe)

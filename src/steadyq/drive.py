@@ -103,6 +103,9 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
         before = training.step_count
         try:
             row = training.step()
+            due = before // every != training.step_count // every
+            if due or stop.is_set() or training.step_count >= recipe.steps:
+                training.means()  # what is saved is finite
         except Diverged as error:
             writer.event("diverged", training.step_count, message=str(error))
             writer.save(training.checkpoint(), training.step_count, into="diverged")
@@ -112,7 +115,7 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
         display.step(training, row)
         for finding in alarms.add(training.diagnosed) if training.diagnosed else ():
             display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")
-        if before // every != training.step_count // every:
+        if due:
             writer.save(training.checkpoint(), training.step_count)
         if stop.is_set():
             writer.save(training.checkpoint(), training.step_count)

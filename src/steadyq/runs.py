@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +35,7 @@ from steadyq.errors import UserError
 from steadyq.recipe import Recipe, flatten
 
 LOGS = ("metrics", "events", "diagnostics")
+UNFINISHED = ".unfinished"
 
 
 class Busy(UserError):
@@ -84,7 +86,11 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        try:
+            found: dict[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
+        except ValueError:
+            raise UserError(f"{file} is damaged: it is not JSON") from None
+        return found
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
@@ -115,7 +121,9 @@ class RunFolder:
                 raise UserError(
                     f"{self.path} belongs to another recipe ({different[0]}{more}): choose another --run folder"
                 )
-        elif self.path.is_dir() and any(entry.name != "lock" for entry in self.path.iterdir()):
+        elif self.path.is_dir() and any(
+            entry.name != "lock" and entry.suffix != UNFINISHED for entry in self.path.iterdir()
+        ):
             raise UserError(f"{self.path} is not empty and not a run folder: choose another --run folder")
         parent = self.path
         while not parent.exists():
@@ -173,7 +181,7 @@ def _write(checkpoint: Checkpoint, final: Path) -> None:
     os.replace(unfinished, final)
     _sync(folder)
     for old in folder.iterdir():
-        if old != final:
+        if old.name.isdigit() and old != final:
             shutil.rmtree(old)
 
 
@@ -188,7 +196,11 @@ class Writer:
         except OSError:
             self._lock.close()
             raise Busy(f"another process is training in {self.path}") from None
-        replace_text(self.path / identity, content)
+        try:
+            replace_text(self.path / identity, content)
+        except BaseException:
+            self._lock.close()
+            raise
         shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
         self._files: dict[str, IO[str]] = {}
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -270,10 +282,11 @@ class Writer:
             self._release()
 
     def _release(self) -> None:
-        self._background.shutdown()
-        for file in self._files.values():
-            file.close()
-        self._lock.close()
+        with ExitStack() as all_of_them:  # also where a full disk keeps one from closing
+            all_of_them.callback(self._lock.close)
+            for file in self._files.values():
+                all_of_them.callback(file.close)
+            self._background.shutdown()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         file = self._open(name)
@@ -348,12 +361,17 @@ def _cpu_name() -> str:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    if file.is_file():
-        for line in file.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
                 return  # the half line of a killed run
+            raise UserError(f"{file} is damaged: line {number} is not JSON") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
+            raise UserError(f"{file} is damaged: line {number} is not a row with a step")
+        yield row
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -372,7 +390,7 @@ def _near(path: Path) -> str:
 
 def replace_text(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    beside = file.with_suffix(file.suffix + ".unfinished")
+    beside = file.with_suffix(file.suffix + UNFINISHED)
     beside.write_text(text)
     _sync(beside)
     os.replace(beside, file)

@@ -143,13 +143,15 @@ class Training:
         return forbid == "rewarded" or (forbid == "auto" and self.rewarded_share < 0.5)
 
     def learn_and_watch(self, updates: int) -> None:
-        """Update, with the diagnostics around the last update if they are due."""
+        """Update, with the diagnostics around one of the last updates if they are due."""
         watch = self.watch
         if watch is None or not watch.due(self.step_count):
             return self.learn(updates)
-        self.learn(updates - 1)
-        if self.learner.copies_next:
+        # Where the last update ends in a hard copy the two networks are the same for a moment: look one update earlier.
+        after = int(self.learner.copies_after(updates))
+        if after == updates:
             return self.learn()
+        self.learn(updates - 1 - after)
         watch.before(self.learner)
         self.learn()
         members, own = self.recipe.ensemble.members, np.random.default_rng([self.recipe.seed, self.step_count, 1])
@@ -157,13 +159,15 @@ class Training:
         draw = Draw(order, torch.tensor(self.forbids, device=self.device))
         self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
         self.writer.diagnostic(self.diagnosed)
+        self.learn(after)
 
     def regulate(self) -> None:
         """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
         section, network = self.recipe.regulation, self.learner.ensemble.network
         layers = network.monitored
         ratios = spike_ratios(self.learner.online, layers, section.quantile).cpu()
-        self.writer.event("spikes", self.step_count, layers=list(layers), ratios=_rounded(ratios))
+        rounded = _rounded(ratios)
+        self.writer.event("spikes", self.step_count, layers=list(layers), ratios=rounded)
         mask = ratios > section.threshold
         if section.intervention == "none" or not mask.any():
             return
@@ -177,15 +181,12 @@ class Training:
                 self.step_count,
                 member=member,
                 layer=layers[layer],
-                ratio=round(float(ratios[member, layer]), 4),
+                ratio=rounded[member][layer],
             )
 
     def record(self) -> dict[str, Any]:
         """Write a row of metrics: means since the last one."""
-        *totals, count = self.sums.tolist()
-        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
-        if not all(math.isfinite(value) for value in means.values()):
-            raise Diverged(self.diagnosis(means))
+        means = self.means()
         if means:
             rewarded = means["rewarded"]
             both = means.pop("same_action_and_rewarded")
@@ -208,12 +209,20 @@ class Training:
         self.sums.zero_()
         return row
 
-    def diagnosis(self, means: dict[str, float]) -> str:
-        """Name what is not finite, the layer first."""
+    def means(self) -> dict[str, float]:
+        """What updates measured since the last row; raises if that, or a parameter, is not finite."""
+        *totals, count = self.sums.tolist()
+        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
         bad = [name for name, p in self.learner.online.items() if not torch.isfinite(p).all()]
-        layer = bad[0].rsplit(".", 1)[0] if bad else None
+        if bad or not all(math.isfinite(value) for value in means.values()):
+            raise Diverged(self.diagnosis(means, bad))
+        return means
+
+    def diagnosis(self, means: dict[str, float], bad: list[str]) -> str:
+        """Name what is not finite, the layer first."""
+        layer = [f"parameters of layer {bad[0].rsplit('.', 1)[0]!r}"] if bad else []
         measures = ", ".join(name for name, value in means.items() if not math.isfinite(value))
-        where = f"parameters of layer {layer!r} and {measures}" if layer else measures
+        where = " and ".join([*layer, *([measures] if measures else [])])
         every = self.recipe.record.every
         return f"not finite: {where}, between steps {max(0, self.step_count - every)} and {self.step_count}"
 
@@ -371,5 +380,6 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
     }
 
 
-def _rounded(ratios: Tensor) -> list[list[float]]:
-    return [[round(value, 4) for value in row] for row in ratios.tolist()]
+def _rounded(ratios: Tensor) -> list[list[float | None]]:
+    """Four decimals; None where JSON has no number."""
+    return [[round(value, 4) if math.isfinite(value) else None for value in row] for row in ratios.tolist()]

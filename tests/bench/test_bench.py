@@ -14,7 +14,16 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.run import Bench
 from steadyq.bench.sheets import sheets
-from steadyq.bench.updates import Case, CompiledGrouped, PlainLoop, Rates, floors, timed_form, update_of
+from steadyq.bench.updates import (
+    OPTIMIZER_BYTES,
+    Case,
+    CompiledGrouped,
+    PlainLoop,
+    Rates,
+    floors,
+    timed_form,
+    update_of,
+)
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -61,9 +70,11 @@ def test_a_form_is_timed_whole_in_parts_and_acting() -> None:
 
 def test_floors_are_the_arithmetic_of_the_papers_update() -> None:
     """16 members at s = 4, batch 32: 4.09 TFLOP altogether and 306 M parameters (the paper's layer table)."""
-    found = floors(Case(16, 4), Rates(bf16_flops=1e12, bytes_per_second=36e6))
+    found = floors(Case(16, 4), Rates(bf16_flops=1e12, bytes_per_second=38e6))
     assert found["targets"] + found["loss and gradient"] == pytest.approx(4.09e3, rel=0.02)
     assert found["clip, Adam, Polyak, copies"] == pytest.approx(306e3, rel=0.05)
+    both_ways, gradient, copies = 2 * 4 * 4, 2, 2 * 2  # value, two moments, target in float32; the rest in bf16
+    assert both_ways + gradient + copies == OPTIMIZER_BYTES
 
 
 def test_a_clock_counts_calls_after_warming_up() -> None:

@@ -1,5 +1,6 @@
 """The monitor in other people's loops: it measures what is there, leaves no trace, and its folder reads like ours."""
 
+import copy
 import importlib.util
 import json
 import os
@@ -102,6 +103,21 @@ def test_nothing_is_touched(tmp_path: Path) -> None:
     assert all(p.grad is None for p in q.parameters())
     assert not any(module._forward_hooks for module in q.modules())
     assert monitor.update(*transitions()) is None  # not due again
+
+
+def test_activations_in_place_make_no_difference(tmp_path: Path) -> None:
+    rows = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(inplace), nn.Linear(32, 32), nn.ReLU(inplace), nn.Linear(32, 3))
+        with torch.no_grad():
+            net[2].bias[:16] = -100.0  # half of the second layer is dead
+        rows.append(watched(tmp_path / str(inplace), net, copy.deepcopy(net)).update(*transitions()))
+    for row in rows:
+        assert row is not None
+        row.pop("seconds", None)
+    assert rows[0] == rows[1]
+    assert rows[0]["layers"]["2"]["dormant_gradient"] >= 0.5
 
 
 def test_functional_activations_count_as_relu() -> None:
@@ -210,13 +226,14 @@ def test_stable_baselines3_is_watched_and_learns_the_same(
     for name, p in model.policy.state_dict().items():
         assert torch.equal(p, plain.policy.state_dict()[name]), name
     run = read(tmp_path / kind)
-    assert [row["step"] for row in run.diagnostics] == pytest.approx([250, 500, 750, 1000, 1250], abs=5)
+    # The first update, at 201 or soon after, and one every 250 steps.
+    assert [row["step"] for row in run.diagnostics] == pytest.approx([203, 250, 500, 750, 1000, 1250], abs=5)
     last = run.diagnostics[-1]
     assert last["members"].keys() >= {"dormant", "spike", "update_ratio", "churn"}
     assert last["return_best"] > 5
     assert 0 < last["update_ratio"] < 0.1
     assert (last.get("crossing") is not None) == (kind == "QRDQN")
-    assert run.recipe.env == "CartPole-v1"
+    assert run.recipe.env == "Gymnasium/CartPole-v1"  # the name that our own runs have
     assert run.meta is not None
     assert run.meta["actions"] == 2
     assert np.isfinite([row["q_greedy"] for row in run.diagnostics]).all()
@@ -227,3 +244,40 @@ def test_stable_baselines3_is_watched_and_learns_the_same(
     assert f"sb3 {kind}" in text
     assert 'id="verdict"' in text
     assert 'id="chart-overestimation"' in text
+
+
+def test_the_callback_goes_on_with_the_next_learn_and_refuses_what_has_no_q_network(tmp_path: Path) -> None:
+    missing("stable_baselines3")
+    import stable_baselines3
+
+    from steadyq.monitor.integrations.sb3 import StabilityCallback
+
+    torch.set_num_threads(1)
+    model = stable_baselines3.DQN("MlpPolicy", "CartPole-v1", learning_starts=50, seed=0, device="cpu")
+    callback = StabilityCallback(tmp_path / "parts", every=100, batch=16)
+    model.learn(150, callback=callback)
+    model.learn(150, callback=callback, reset_num_timesteps=False)
+    steps = [row["step"] for row in read(tmp_path / "parts").diagnostics]
+    assert steps == pytest.approx([53, 100, 200, 300], abs=5)
+    ppo = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(sq.UserError, match="not PPO: it has no Q-network"):
+        ppo.learn(16, callback=StabilityCallback(tmp_path / "ppo"))
+
+
+def test_a_loop_that_diverged_is_said_to_have_and_makes_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    q, target = network(0).eval(), network(1).eval()
+    monitor = StabilityMonitor(q, target, path=tmp_path / "run", gamma=0.9, every=2)
+    for step in range(12):
+        if step == 6:
+            with torch.no_grad():
+                q[0].weight.fill_(torch.nan)
+        monitor.step(1.0, step % 4 == 3)
+        monitor.update(*transitions())
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "values or weights are no longer finite since step 8" in said
+    assert "try a lower rate; a lower clip" in said  # not the names of our options
+    write_report([tmp_path / "run"], tmp_path / "page.html")

@@ -177,6 +177,11 @@ def test_findings_come_in_the_order_they_began() -> None:
     assert [finding.name for finding in findings(rows(dormant=late, churn=early))] == ["policy churn", "dormant units"]
 
 
+def test_two_rows_of_one_step_are_no_growth() -> None:
+    made = rows(weight_norm=[10.0 + i for i in range(10)])
+    assert findings([*made, made[-1]]) == []
+
+
 def test_divergence_is_a_finding() -> None:
     (finding,) = findings(rows(), [{"event": "diverged", "step": 4200, "message": "not finite: loss"}])
     assert (finding.name, finding.since) == ("divergence", 4200)
@@ -238,9 +243,11 @@ def test_diagnose_prints_and_writes_json(sick: tuple[Path, list[str]], capsys: p
         cli.main(["diagnose", str(sick[0]), "--json"])
     record = json.loads(capsys.readouterr().out)
     assert record["findings"][0]["name"] == "no target network"
+    assert record["enough"]
+    assert record["thresholds"]["spike"] == 6.0
     assert record["findings"][0]["since"] == 65
     with pytest.raises(SystemExit):
-        cli.main(["diagnose", str(sick[0]), "--json", "--thresholds.target-gap", "-1", "--thresholds.rows", "100"])
+        cli.main(["diagnose", str(sick[0]), "--json", "--thresholds.target-gap", "0", "--thresholds.rows", "100"])
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
 

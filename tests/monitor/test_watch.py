@@ -168,3 +168,13 @@ def test_a_measurement_waits_while_the_target_is_being_copied(tmp_path: Path) ->
     # Step 80 makes update 16 and copies; step 120 makes update 56 and does not.
     assert [row["step"] for row in rows] == [65, 81, 120]
     assert all(row["target_gap_relative"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("every", "ratio"), [(1, 1), (1, 4), (2, 4), (4, 4)])
+def test_copies_in_step_with_the_replay_ratio_do_not_end_the_measuring(every: int, ratio: int, tmp_path: Path) -> None:
+    changes = {**SMALL, "ensemble.members": 1, "replay.every": 1, "replay.ratio": ratio, "optim.hard_copy_every": every}
+    run = train(presets.dqn("CartPole-v1").override({**changes, "steps": 130}), run=tmp_path / "run")
+    rows = run.diagnostics()
+    assert [row["step"] for row in rows] == [65, 80, 120]
+    assert all((row["target_gap_relative"] > 0) == (every > 1) for row in rows)  # copied every time: no target network
+    assert run.metrics()[-1]["updates"] == ratio * (run.metrics()[-1]["step"] - 64)

@@ -106,6 +106,13 @@ def test_without_bias_residual_or_relu() -> None:
 
 
 @inside
+def test_a_residual_that_members_share_is_read_within_its_bounds() -> None:
+    x, w, b, r = layer(2, 2, 5, 16, 16, 3, 1)
+    want = kernels.conv_reference(x.double(), w.double(), b.double(), residual=r[:1].double())
+    close(kernels.conv(x, w, b, residual=r[:1]), want, 1e-6)
+
+
+@inside
 def test_half_precision_accumulates_in_float32() -> None:
     x, w, b, r = layer(2, 2, 5, 32, 32, 3, 1, dtype=torch.float16)
     w.requires_grad_()

@@ -109,6 +109,11 @@ def test_quantile_huber_with_extreme_values_stays_finite_and_near_the_formula(dt
     torch.testing.assert_close(grad.double(), slope, rtol=1e-5, atol=1e-7)
 
 
+def test_no_loss_is_below_zero_where_sums_of_squares_cancel() -> None:
+    z = 1e5 + torch.randn(2, 64, 21, generator=torch.Generator().manual_seed(0)).sort(-1).values * 1e-3
+    assert fused.quantile_huber(z, z.clone()).min() >= 0
+
+
 def test_targets_get_no_gradient() -> None:
     z, y = torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 3, 5, requires_grad=True)
     fused.quantile_huber(z, y).sum().backward()

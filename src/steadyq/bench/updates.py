@@ -232,7 +232,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device does at best: multiply-adds and bytes per second, measured."""
+    """What the device does at best: operations and bytes per second, measured."""
 
     bf16_flops: float
     bytes_per_second: float
@@ -248,7 +248,7 @@ class Rates:
         return cls(2 * side**3 / product * 1e3, 2 * source.numel() / copy * 1e3)
 
 
-OPTIMIZER_BYTES = 36
+OPTIMIZER_BYTES = 38
 """Per parameter: read value, two moments, target and a bf16 gradient; write the four back, and two bf16 copies."""
 
 

@@ -1,18 +1,22 @@
 """Commands that read what runs have written."""
 
+import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 
 from steadyq.cli.terminal import OUT
 from steadyq.errors import UserError
-from steadyq.monitor.verdict import LEVELS, Thresholds, number
+from steadyq.monitor.verdict import LEVELS, Thresholds
 from steadyq.options import parse
 from steadyq.recipe import within
+
+if TYPE_CHECKING:
+    from steadyq.report.curves import Run
 
 
 @dataclass(frozen=True)
@@ -70,31 +74,37 @@ class DiagnoseOptions:
 def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
     from steadyq.report.curves import read
-    from steadyq.report.html import verdict
+    from steadyq.report.html import judgeable, verdict
 
     options = parse(DiagnoseOptions, words)
-    within("--thresholds.rows", options.thresholds.rows, 1)
+    for name, value in dataclasses.asdict(options.thresholds).items():
+        within(f"--thresholds.{name}".replace("_", "-"), value, 1 if name == "rows" else 0)
     run = read(options.run)
     if not run.diagnostics and not run.of("diverged"):
-        raise UserError(f"{options.run} has no diagnostics: train it with monitor.every above 0")
+        raise UserError(f"{options.run} has no diagnostics: {_why_none(run)}")
     found = verdict(run, options.thresholds)
+    last = run.diagnostics[-1]["step"] if run.diagnostics else 0
+    enough = judgeable(run, options.thresholds)
     probe = _probe(options.run) if options.probe else None
     if options.json:
-        record = {"run": str(options.run), "findings": [finding.to_dict() for finding in found]}
+        record = {
+            "run": str(options.run),
+            "measurements": len(run.diagnostics),
+            "last_step": last,
+            "enough": enough,
+            "findings": [finding.to_dict() for finding in found],
+            "thresholds": dataclasses.asdict(options.thresholds),
+        }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
         return 0
-    last = run.diagnostics[-1]["step"] if run.diagnostics else 0
     OUT.print(f"[bold]{run.recipe.env}[/]  {run.recipe.preset}, {len(run.diagnostics)} measurements to step {last:,}")
-    if not found:
+    if not enough:
+        OUT.print(f"[yellow]too few measurements to judge: rules need {options.thresholds.rows} in a row[/]")
+    elif not found:
         OUT.print("[green]nothing unstable was found[/]")
     for finding in found:
         OUT.print(f"[red]{finding.name}[/]  {LEVELS[finding.mechanism]}", soft_wrap=True)
-        until = f" until step {finding.until:,}" if finding.until is not None else ", still"
-        OUT.print(
-            f"  {finding.what} since step {finding.since:,}{until}: worst {number(finding.worst)}, threshold "
-            f"{number(finding.threshold)}",
-            soft_wrap=True,
-        )
+        OUT.print(f"  {finding.what} {finding.when()}{finding.against()}", soft_wrap=True)
         OUT.print(f"  {finding.advice()}", soft_wrap=True)
     if probe:
         OUT.print(
@@ -102,6 +112,15 @@ def diagnose(words: list[str]) -> int:
             f"updates, {probe['fresh']:.0%} from fresh weights"
         )
     return 0
+
+
+def _why_none(run: "Run") -> str:
+    """What keeps a run without diagnostics."""
+    if run.meta is not None:
+        return f"the monitor's every= is larger than what it has seen ({run.last_step:,} steps)"
+    if run.recipe.monitor.every == 0:
+        return "train it with monitor.every above 0"
+    return f"it has made no update by step {run.last_step:,} (replay.warmup {run.recipe.replay.warmup:,})"
 
 
 def _probe(path: Path) -> dict[str, Any]:
@@ -165,6 +184,8 @@ def compare(words: list[str]) -> int:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)
     games = sorted({cell.env for cell in comparison.cells})
+    if options.figure and not options.figure.parent.is_dir():
+        raise UserError(f"--figure {options.figure}: there is no folder {options.figure.parent}")
     if options.figure and len(games) > 1:
         raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
@@ -187,7 +208,7 @@ def compare(words: list[str]) -> int:
         for line in (columns, ("---",) * len(columns), *rows):
             print("| " + " | ".join(line) + " |")
         return 0
-    table = Table(*columns, box=None)
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
     for cells in rows:
         table.add_row(*cells)
     OUT.print(table)

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -87,9 +88,10 @@ def train(words: list[str]) -> int:
         OUT.print(f"writing to {path}\n")
     code = stoppable(lambda: run_training(recipe, run=path, display=display))
     if code == 0:
+        word = shlex.quote(str(path))
         OUT.print(f"result   {path}/result.json")
         OUT.print(
-            f"next     steadyq report {path}   |   steadyq play {path} --out game.mp4   |   steadyq evaluate {path}"
+            f"next     steadyq report {word}   |   steadyq play {word} --out game.mp4   |   steadyq evaluate {word}"
         )
     return code
 

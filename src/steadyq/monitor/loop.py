@@ -76,6 +76,7 @@ class StabilityMonitor:
         self.returns = Returns(lanes, gamma)
         self.scores, self.recent = np.zeros(lanes), deque[float](maxlen=10)
         self.steps = self.updates = self.games = self.measured = 0
+        self.looked = False  # whether anything was measured
         self.before: dict[str, Tensor] | None = None
         self.began = time.monotonic()
         if optimizer is not None:
@@ -97,8 +98,8 @@ class StabilityMonitor:
 
     @property
     def due(self) -> bool:
-        """Whether the next `update` measures."""
-        return self.steps // self.every != self.measured // self.every
+        """Whether the next `update` measures: the first one does, and one every so many steps."""
+        return not self.looked or self.steps // self.every != self.measured // self.every
 
     def update(
         self, observation: Any, action: Any, reward: Any, next_observation: Any, terminated: Any
@@ -114,7 +115,7 @@ class StabilityMonitor:
         reward, terminated = (torch.as_tensor(x, device=device).reshape(-1).float() for x in (reward, terminated))
         with _untouched(self.network, self.target, device):
             shot = self.snapshot(observation, action, reward, next_observation, terminated)
-        self.before, self.measured = None, self.steps
+        self.before, self.measured, self.looked = None, self.steps, True
         measured = {"step": self.steps, **self.returns.columns(), **row(shot)}
         self._append("diagnostics", {**measured, "seconds": round(time.perf_counter() - start, 5)})
         self._record(measured, shot)
@@ -240,9 +241,10 @@ class Tape:
         for hook in self.hooks:
             hook.remove()
 
-    def _layer(self, name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _layer(self, name: str) -> Callable[..., Tensor]:
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             self.outputs[name], self.latest, self.features = output, name, inputs[0]
+            return output.clone()  # an activation in place must not overwrite what is kept
 
         return keep
 

@@ -21,7 +21,7 @@ class Snapshot:
     z: Tensor  # [member, batch, action, atom] online at s
     q: Tensor  # [member, batch, action] their means
     q_target: Tensor  # [member, batch, action] target network at s
-    q_next: Tensor  # [member, batch, action] at s', of the network that selects bootstraps, before any masking
+    q_next: Tensor  # [member, batch, action] target network at s', before any masking
     y: Tensor  # [member, batch, atom] regression targets
     features: Tensor  # [member, batch, unit] what the last layer reads
     weights: Params

@@ -5,9 +5,11 @@ stayed beyond it for several rows in a row: single rows are noisy, and early tra
 docs/diagnose.md shows on which runs the thresholds were set.
 """
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
@@ -83,12 +85,17 @@ class Finding:
         return f"since step {self.since:,}" + (f" until step {self.until:,}" if self.until is not None else "")
 
     def against(self) -> str:
-        """How strongly."""
-        return f"{number(self.worst)} against {number(self.threshold)}"
+        """How strongly, where that is a number."""
+        return f": {number(self.worst)} against {number(self.threshold)}" if math.isfinite(self.worst) else ""
 
     def words(self) -> str:
         """One sentence."""
-        return f"{self.what} {self.when()}: {self.against()} ({LEVELS[self.mechanism]})"
+        return f"{self.what} {self.when()}{self.against()} ({LEVELS[self.mechanism]})"
+
+    def in_words(self) -> "Finding":
+        """The same for somebody else's code: advice without the names of our options."""
+        said = ((why or re.sub(r"\b\w+\.(\w+)", r"\1", option), "") for option, why in self.switches)
+        return replace(self, switches=tuple(dict.fromkeys(said)))
 
     def advice(self) -> str:
         """What to try, or that everything offered is already switched on."""
@@ -97,7 +104,9 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "switches": [list(pair) for pair in self.switches], "words": self.words()}
+        worst = self.worst if math.isfinite(self.worst) else None  # JSON has no infinity
+        switches = [list(pair) for pair in self.switches]
+        return {**asdict(self), "worst": worst, "switches": switches, "words": self.words()}
 
 
 Figure = Callable[[Sequence[Row], int], float | None]
@@ -185,7 +194,7 @@ def growth(rows: Sequence[Row], at: int) -> float | None:
     if at == 0:
         return None
     now, then, first = (rows[i].get("weight_norm") for i in (at, at - 1, 0))
-    if now is None or then is None or not first:
+    if now is None or then is None or not first or rows[at]["step"] <= rows[at - 1]["step"]:
         return None
     return float((now - then) / first / (rows[at]["step"] - rows[at - 1]["step"]) * 1000)
 
@@ -333,7 +342,8 @@ def findings(
     """
     thresholds = thresholds or Thresholds()
     found = [finding for rule in RULES if (finding := _judge(rule, diagnostics, thresholds, settings or {}))]
-    found += [_divergence(event) for event in events if event.get("event") == "diverged"]
+    stops = [_divergence(event) for event in events if event.get("event") == "diverged"]
+    found += stops or _lost(diagnostics)
     return sorted(found, key=lambda finding: (finding.since, -finding.strength))
 
 
@@ -382,11 +392,17 @@ def _set(option: str, settings: Mapping[str, Any]) -> bool:
     return math.isclose(have, float(value)) if isinstance(have, int | float) else str(have) == value
 
 
-def _divergence(event: Row) -> Finding:
+def _lost(rows: Sequence[Row]) -> list[Finding]:
+    """Divergence that nobody stopped at: rows say None where a value or a weight is no longer a number."""
+    lost = (row for row in rows if any(key in row and row[key] is None for key in ("q_greedy", "weight_norm")))
+    return [_divergence(row, "values or weights are no longer finite") for row in itertools.islice(lost, 1)]
+
+
+def _divergence(event: Row, what: str = "") -> Finding:
     return Finding(
         "divergence",
         "parameter",
-        f"training stopped, {event.get('message', 'not finite')},",
+        what or f"training stopped, {event.get('message', 'not finite')},",
         since=int(event["step"]),
         until=None,
         worst=math.inf,

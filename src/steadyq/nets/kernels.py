@@ -631,7 +631,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _matching(x: Tensor | None, like: Tensor) -> Tensor | None:
-    if x is None or x.stride() == like.stride():
+    if x is None or (x.stride() == like.stride() and x.shape == like.shape):
         return x
     return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
@@ -778,7 +778,7 @@ def run_input_gradient(
         side, side_weight = _matching(side, g), _packed(side_weight)
     if stride == 1:
         if side is not None:
-            raise ValueError("a shortcut beside a convolution of stride 1 is the identity: pass its gradient as `add`")
+            raise ValueError("at stride 1 the shortcut's input gradient is a convolution of its own: pass it as `add`")
         _run_product(g, packed, None, add, gate, out, 1, False, True, config)
         return out
     if stride != 2:

@@ -8,6 +8,7 @@ they begin with `diagnostics.`; a chart without data is left out, and what the p
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +39,8 @@ class Reference:
     label: str
     value: float
     variant: int | None = None
+    step: int | None = None
+    """Where the mark stands."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,14 @@ class Chart:
 
 def _evaluation(cells: list[Cell]) -> list[Reference]:
     found = [
-        Reference("evaluation", float(np.mean(cell.scores)), variant=cell.variant) for cell in cells if cell.scores
+        Reference(
+            "evaluation",
+            float(np.mean(cell.scores)),
+            variant=cell.variant,
+            step=max(int(run.result.get("steps", run.last_step)) for run in cell.runs if run.result),
+        )
+        for cell in cells
+        if cell.scores
     ]
     baseline = [r for cell in cells if (r := mean_of(cell, lambda result: result["random_return"])) is not None]
     return [*found, *([Reference("random policy", float(np.mean(baseline)))] if baseline else [])]
@@ -282,7 +292,9 @@ def _environment(comparison: Comparison, env: str) -> dict[str, Any]:
         "seeds": {cell.variant: [run.seed for run in cell.runs] for cell in cells},
         "curves": {v: {name: _pack(curve) for name, curve in own.items()} for v, own in curves.items()},
         "references": {
-            chart.id: [{"label": r.label, "value": _short(r.value), "variant": r.variant} for r in levels]
+            chart.id: [
+                {"label": r.label, "value": _short(r.value), "variant": r.variant, "step": r.step} for r in levels
+            ]
             for chart in CHARTS
             if (levels := chart.references(cells))
         },
@@ -324,7 +336,9 @@ def _spikes(cells: list[Cell]) -> dict[str, Any] | None:
     """Layers x time: mean over members and seeds, the highest member, and the threshold."""
     panels: dict[int, dict[str, Any]] = {}
     for cell in cells:
-        measured = [(e["step"], np.array(e["ratios"]), e["layers"]) for run in cell.runs for e in run.of("spikes")]
+        measured = [
+            (e["step"], np.array(e["ratios"], float), e["layers"]) for run in cell.runs for e in run.of("spikes")
+        ]
         if not measured:
             continue
         layers = measured[0][2]
@@ -336,7 +350,7 @@ def _spikes(cells: list[Cell]) -> dict[str, Any] | None:
         for where, (_, ratios, names) in zip(bins, measured, strict=True):
             if names == layers:
                 means[where] += ratios.mean(0) / counts[where]
-                tops[where] = np.maximum(tops[where], ratios.max(0))
+                tops[where] = np.fmax(tops[where], np.fmax.reduce(ratios, axis=0))
         ends = steps[np.searchsorted(np.arange(len(steps)) * columns // len(steps), np.arange(columns), "right") - 1]
         panels[cell.variant] = {
             "layers": layers,
@@ -357,7 +371,7 @@ def _resets(cells: list[Cell]) -> dict[str, Any] | None:
         for run in cell.runs:
             layers += [name for event in run.of("spikes")[:1] for name in event["layers"] if name not in layers]
             for event in run.of("reset"):
-                found.setdefault((event["step"], event["layer"]), []).append(event["ratio"])
+                found.setdefault((event["step"], event["layer"]), []).append(event["ratio"] or 0.0)
         layers += [layer for _, layer in found if layer not in layers]
         marks[cell.variant] = [
             [step, layers.index(layer), len(ratios), round(max(ratios), 2)]
@@ -428,11 +442,16 @@ def _heatmap_words(spikes: dict[str, Any] | None, variant: int) -> list[str]:
     if spikes is None or variant not in spikes["panels"]:
         return []
     panel = spikes["panels"][variant]
-    top = np.array(panel["top"])
-    layer, when = np.unravel_index(int(top.argmax()), top.shape)
-    ends = "; ".join(f"{name} {row[-1]:.2f}" for name, row in zip(panel["layers"], panel["mean"], strict=True))
+    top = np.array(panel["top"], float)
+    if not np.isfinite(top).any():
+        return []
+    layer, when = np.unravel_index(int(np.nanargmax(top)), top.shape)
+    ends = "; ".join(
+        f"{name} {'not finite' if row[-1] is None else f'{row[-1]:.2f}'}"
+        for name, row in zip(panel["layers"], panel["mean"], strict=True)
+    )
     return [
-        f"highest ratio of a single member {top.max():.2f}, layer {panel['layers'][layer]}, "
+        f"highest ratio of a single member {np.nanmax(top):.2f}, layer {panel['layers'][layer]}, "
         f"at step {panel['steps'][when]:,.0f}; threshold {panel['threshold']:g}. At the end, mean by layer: {ends}."
     ]
 
@@ -452,4 +471,9 @@ def figure(value: float, unit: Unit = "") -> str:
     """A number as text."""
     if unit == "share":
         return f"{100 * value:.1f}%"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000 or not value:
+        return f"{math.floor(value + 0.5):,}"
+    exact = Decimal(value)  # ties away from zero, as the page's own script rounds
+    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_HALF_UP):.3g}"

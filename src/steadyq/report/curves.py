@@ -110,7 +110,7 @@ class Run:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Events of one kind."""
-        return [event for event in self.events if event["event"] == kind]
+        return [event for event in self.events if event.get("event") == kind]
 
 
 def read(path: Path | str) -> Run:
@@ -124,13 +124,21 @@ def read(path: Path | str) -> Run:
 def _stand_in(meta: Mapping[str, Any]) -> Recipe:
     """A recipe that carries the few things every run has."""
     return Recipe(
-        env=str(meta.get("env") or "unknown"),
+        env=_known(str(meta.get("env") or "unknown")),
         protocol=Protocol(**meta["protocol"]) if "protocol" in meta else Protocol("gymnasium"),
         preset=str(meta.get("name") or "monitored"),
         scale="",
         steps=max(1, int(meta.get("steps") or 1)),
         seed=int(meta.get("seed") or 0),
     )
+
+
+def _known(env: str) -> str:
+    """The environment's name as our own runs write it, if it is one we know."""
+    try:
+        return envs.canonical(env)
+    except UserError:
+        return env
 
 
 @dataclass(frozen=True)
@@ -210,6 +218,7 @@ def compare(paths: Sequence[Path | str], names: Mapping[Path, str] | None = None
         if run.seed in seeds:
             raise UserError(
                 f"{seeds[run.seed].path} and {run.path} are the same recipe with the same seed {run.seed}: give one"
+                + (" (watched runs are told apart by the monitor's name= and seed=)" if run.watched else "")
             )
         seeds[run.seed] = run
     variants = list(dict.fromkeys(identity for _, identity in found))
@@ -281,7 +290,7 @@ def on_grid(steps: Array, values: Array, grid: Array) -> Array:
     result = np.full(len(grid), np.nan)
     if not len(steps) or not len(grid):
         return result
-    slack = (grid[1] - grid[0] if len(grid) > 1 else grid[0]) * 1e-9
+    slack = (grid[1] - grid[0] if len(grid) > 1 else grid[0]) * 0.01  # a row one step late is that step's
     ends = np.searchsorted(steps, grid + slack, side="right")
     starts = np.concatenate([[0], ends[:-1]])
     total = np.concatenate([[0.0], np.cumsum(values)])

@@ -70,6 +70,8 @@ def write_report(
         raise UserError(f"{out} is a folder: the report needs a file name such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise UserError(f"no folder {out.parent} to write {out.name} into")
+    if video is not None and (not video.is_file() or video.suffix not in (".mp4", ".gif")):
+        raise UserError(f"--video {video}: not an .mp4 or .gif file that is there")
     comparison = compare(runs, study.names if study else None)
     page = Page(comparison, page_data(comparison), out.parent, video, caption, study)
     unfinished = out.with_name(out.name + ".unfinished")
@@ -230,7 +232,7 @@ def times_random(score: float, baseline: float) -> float | None:
 
 
 def _video(page: Page) -> str:
-    if page.video is None or not page.video.is_file():
+    if page.video is None:
         return ""
     caption = escape(page.caption or "One full game of the trained agent.")
     link = f'<a href="{page.link(page.video)}">{escape(page.video.name)}</a>'
@@ -351,7 +353,13 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
 def verdict(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
     """What is unstable in a run."""
     settings = flatten(run.recipe.to_dict()) if run.meta is None else None
-    return findings(run.diagnostics, run.events, thresholds=thresholds, settings=settings)
+    found = findings(run.diagnostics, run.events, thresholds=thresholds, settings=settings)
+    return found if run.meta is None else [finding.in_words() for finding in found]
+
+
+def judgeable(run: Run, thresholds: Thresholds | None = None) -> bool:
+    """Whether there are as many measurements as rules need in a row."""
+    return len(run.diagnostics) >= (thresholds or Thresholds()).rows
 
 
 def _verdict(page: Page) -> str:
@@ -369,10 +377,14 @@ def _verdict(page: Page) -> str:
             name = "" if page.single else f"<h3>{key}{escape(run.path.name)}</h3>"
             listed = "".join(_finding(finding, opened=page.single is not None) for finding in found)
             blocks += f'{name}<ul class="findings">{listed}</ul>'
-    quiet = [run for _, run, found in judged if not found]
-    if quiet:
-        names = "" if page.single else f" in {', '.join(run.path.name for run in quiet)}"
-        blocks += f"<p>Nothing unstable was found{escape(names)}.</p>"
+    for words, runs in (
+        ("Nothing unstable was found", [run for _, run, found in judged if not found and judgeable(run)]),
+        ("Too few measurements to judge", [run for _, run, found in judged if not found and not judgeable(run)]),
+        ("Not measured", [run for run in page.comparison.runs if run not in [run for _, run in watched]]),
+    ):
+        if runs:
+            names = "" if page.single else f": {', '.join(run.path.name for run in runs)}"
+            blocks += f"<p>{words}{escape(names)}.</p>"
     return f"""<section class="card verdict" aria-labelledby="verdict">
 <h2 id="verdict">Verdict</h2>
 <p class="explains">What the measurements say about stability: since which step, how strongly (the figure against its
@@ -386,7 +398,7 @@ def _finding(finding: Finding, opened: bool) -> str:
     tries = f"<ul>{switches}</ul>" if switches else f"<p>{escape(finding.advice())}</p>"
     return f"""<li class="{finding.mechanism}">
 <p class="name"><strong>{escape(finding.name)}</strong> <span class="level">{LEVELS[finding.mechanism]}</span></p>
-<p>{escape(finding.what)} {escape(finding.when())}: {escape(finding.against())}</p>
+<p>{escape(finding.what)} {escape(finding.when())}{escape(finding.against())}</p>
 <details class="try"{" open" * opened}><summary>What to try</summary>{tries}</details></li>"""
 
 

@@ -201,13 +201,13 @@
       const body = this.axes(left, right, top, bottom);
       for (const s of shown) body.append(this.drawCurve(s, shown.length));
       for (const level of levels) this.drawLevel(level, shown, body);
-      if (!many) for (const s of shown) if (s.end && this.endInView) this.nameEnd(s.end, levels);
+      if (!many) for (const s of shown) if (this.endInView(s)) this.nameEnd(s.end, levels);
       this.placeNames(names);
     }
 
-    get endInView() {
+    endInView(s) {
       const [from, to] = this.domain;
-      return this.env.last >= from && this.env.last <= to;
+      return s.end && s.end.step >= from && s.end.step <= to;
     }
 
     drawable(v) {
@@ -257,7 +257,7 @@
           if (step < from || step > to) return;
           for (const values of s.line.quiet ? [mean] : [mean, below, above]) consider(values[i]);
         });
-        if (s.end && this.endInView) consider(s.end.value);
+        if (this.endInView(s)) consider(s.end.value);
       }
       for (const level of levels) consider(level.value);
       if (low > high) [low, high] = spec.log ? [0.1, 1] : [0, 1];
@@ -316,8 +316,8 @@
       const marked = known.filter((_, k) => (s.look.shape === null ? known.length === 1 : k % gap === (s.v * 2) % gap));
       const marks = marked.map((i) => marker(s.look.shape ?? 0, round(x(steps[i])), round(y(curve.mean[i])), 3));
       if (marks.length) group.append(tag("path", { d: marks.join(""), class: "mark" }));
-      if (s.end && this.endInView)
-        group.append(tag("path", { d: diamond(round(x(env.last)), round(y(s.end.value)), 6), class: "end" }));
+      if (this.endInView(s))
+        group.append(tag("path", { d: diamond(round(x(s.end.step)), round(y(s.end.value)), 6), class: "end" }));
       s.last = known.at(-1);
       return group;
     }
@@ -454,7 +454,12 @@
         dots = "";
       for (const [v, panel] of panels) {
         if (many) {
-          this.svg.append(tag("text", { x: left, y: top + 13, class: "label strong" }, data.variants[v]));
+          const name = data.variants[v],
+            most = Math.floor((right - 4) / 7);
+          const shown = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+          this.svg.append(
+            tag("text", { x: 4, y: top + 13, class: "label strong" }, shown, tag("title", {}, name)),
+          );
           top += head - 4;
         }
         panel.layers.forEach((layer, row) => {
@@ -465,7 +470,7 @@
           this.rows.push({ panel, row, layer, at, size, v });
           panel.steps.forEach((step, i) => {
             const before = i ? panel.steps[i - 1] : Math.max(0, step - (panel.steps[1] ?? step * 2) + step);
-            if (step < from || before > to) return;
+            if (step < from || before > to || panel.mean[row][i] === null) return;
             const x0 = x(before),
               x1 = x(step);
             body.append(

@@ -1,6 +1,6 @@
 """All members' parameters in one buffer, and their targets, moments and gradient in others like it.
 
-What a GPU gains: one pass clips, steps, averages the target and refreshes the low-precision copies, 40 bytes read or
+What a GPU gains: one pass clips, steps, averages the target and refreshes the low-precision copies, 38 bytes read or
 written per parameter and each of them once (`fused.adam_`). Everything else sees ordinary named tensors, which are
 views of the buffers.
 """
@@ -39,7 +39,9 @@ class Flat:
         self.buffers = {name: self._buffer() for name in ("online", "target", "first", "second")}
         self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())
         self.adam = AdamState(first, second, dict(zip(self.shapes, self.steps.unbind(1), strict=True)))
-        self.dtype, self.zeros = dtype, torch.zeros(self.members, BLOCK, dtype=dtype, device=self.device)  # padding
+        self.dtype, self.exact = dtype, exact
+        padding = torch.zeros(self.members, BLOCK, device=self.device)
+        self.zeros = {each: padding.to(each) for each in (dtype, torch.float32)}
         self.low = None if dtype == torch.float32 else (self._buffer(dtype), self._buffer(dtype))
         self.online_low, self.target_low = self.online, self.target
         if self.low is not None:
@@ -74,20 +76,21 @@ class Flat:
 
     def runs(self, gradient: Params) -> list[tuple[int, Tensor]]:
         """Where in the buffers each stretch of gradient belongs, [member, count]: large tensors as they are, the many
-        small ones between them joined into one.
+        small ones of one precision between them joined into one.
         """
         found: list[tuple[int, list[Tensor]]] = []
-        joining = False
+        joining: torch.dtype | None = None
         for name, g in gradient.items():
             flat = (g.permute(0, 1, 3, 4, 2) if g.dim() == 5 else g).flatten(1)
+            dtype = torch.float32 if name in self.exact else self.dtype
             large = flat.shape[1] >= LARGE
-            if large or not joining:
+            if large or joining != dtype:
                 found.append((self.starts[name], []))
             if large:
                 found[-1][1].append(flat)
             else:
-                found[-1][1].extend((flat.to(self.dtype), self.zeros[:, : -flat.shape[1] % BLOCK]))
-            joining = not large
+                found[-1][1].extend((flat.to(dtype), self.zeros[dtype][:, : -flat.shape[1] % BLOCK]))
+            joining = None if large else dtype
         return [(start, parts[0] if len(parts) == 1 else torch.cat(parts, 1)) for start, parts in found]
 
     @torch.no_grad()

@@ -121,11 +121,10 @@ class Learner:
         if self.flat is not None:
             self.flat.refresh_()
 
-    @property
-    def copies_next(self) -> bool:
-        """Whether the target is copied after the next update: for that moment the two networks are the same."""
+    def copies_after(self, updates: int) -> bool:
+        """Whether so many updates from now end in a copy of the target, where not every update does."""
         every = self.settings.hard_copy_every
-        return bool(every) and (self.updates + 1) % every == 0
+        return every > 1 and (self.updates + updates) % every == 0
 
     def count(self) -> None:
         """Count an update, and copy the target network where hard copies are due: the host's part of a step."""

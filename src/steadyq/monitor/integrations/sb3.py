@@ -25,9 +25,17 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
         super().__init__()
         self.path, self.every, self.batch, self.env_name, self.seed = path, every, batch, env, seed
         self.monitor: StabilityMonitor | None = None
+        self.watched: Any = None
 
     def _init_callback(self) -> None:
         model: Any = self.model
+        if self.monitor is not None and self.watched is model:
+            return  # another `learn` of the same model goes on in the same folder
+        if not hasattr(model, "quantile_net") and not hasattr(model, "q_net"):
+            raise UserError(
+                f"StabilityCallback watches DQN and QR-DQN, not {type(model).__name__}: it has no Q-network"
+            )
+        self.watched = model
         quantile = hasattr(model, "quantile_net")
         online, target = (
             (model.quantile_net, model.quantile_net_target) if quantile else (model.q_net, model.q_net_target)
