@@ -1,5 +1,6 @@
 """What only a GPU can show: captured updates, kernels in bf16, and everything around them that must go on working."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ class StopAt(Display):
 
 
 def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Games, counters and draws exactly; parameters up to the order in which a GPU adds."""
+    """Games, counters and random streams exactly; parameters up to the order in which a GPU adds."""
     recipe = atari()
     whole = train(recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -133,12 +134,17 @@ def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Pa
     assert one is not None
     assert other is not None
     assert (one["updates"], one["frames"]) == (other["updates"], other["frames"])
+    games = [[row for row in run.events() if row["event"] == "game"] for run in (whole, parts)]
+    assert games[0] == games[1] != []
+    states = [json.loads((run.checkpoints()[-1] / "state.json").read_text()) for run in (whole, parts)]
+    for name in ("step", "updates", "games", "resets", "rng"):
+        assert states[0][name] == states[1][name], name
     rows, others = whole.metrics(), parts.metrics()
     assert [row["step"] for row in rows] == [row["step"] for row in others]
-    assert rows[-1]["q_taken"] == pytest.approx(others[-1]["q_taken"], abs=0.05)
+    assert rows[-1]["q_taken"] == pytest.approx(others[-1]["q_taken"], abs=1e-3)
     weights, twins = whole.weights()[0], parts.weights()[0]
     for name, p in weights.items():
-        torch.testing.assert_close(p, twins[name], rtol=0, atol=0.05, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(p, twins[name], rtol=0, atol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_forms_agree_with_the_loop() -> None:

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +71,23 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
     saved = writer.load()
     training = Training(recipe, writer)
     how = training.computes()
-    if saved is None:
-        training.start()
-        writer.event("start", 0, **how)
-    else:
-        training.restore(saved)
-        writer.event("resume", training.step_count, **how, exact=training.env.exact_restore)
-        display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
-    sinks = Sinks(recipe, writer.path, training.step_count)
-    try:
+    with ExitStack() as open_things:
+        open_things.callback(training.env.close)
+        if saved is None:
+            training.start()
+            writer.event("start", 0, **how)
+        else:
+            training.restore(saved)
+            writer.event("resume", training.step_count, **how, exact=training.env.exact_restore)
+            display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
+        sinks = Sinks(recipe, writer.path, training.step_count)
+        open_things.callback(sinks.close)
         with stop_requests() as stop, display.live(recipe.steps):
             _loop(training, writer, display, sinks, stop)
         writer.save(training.checkpoint(), training.step_count)
         with display.evaluating(recipe.evaluation.episodes) as progress:
             result = final_result(training, progress)
         sinks.finish(result)
-    finally:
-        sinks.close()
-        training.env.close()
     writer.finish(result)
     if not recipe.record.keep_replay:
         writer.drop_replay()

@@ -47,8 +47,8 @@ def play_games(
     played: list[list[Game]] = [[] for _ in range(lanes)]
     score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
     stack = FrameStack(vector.spec, device)
-    observation = stack.push(vector.reset())
     try:
+        observation = stack.push(vector.reset())
         while any(len(games) < share for games, share in zip(played, quota, strict=True)):
             step = vector.step(policy(observation))
             score += step.reward

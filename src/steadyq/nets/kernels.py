@@ -3,8 +3,7 @@
 
 Activations are `x[member, batch, y, x, channel]` and weights `weight[member, out, in, ky, kx]`: every member is an
 ordinary channels-last convolution over its own weights, so one launch serves the whole ensemble, and bias, residual
-and ReLU ride in the epilogue instead of costing another pass over memory. Strides are free except the channel's, so
-the memory order a grouped cuDNN convolution wants, `[batch, y, x, member, channel]`, is read and written as well.
+and ReLU ride in the epilogue instead of costing another pass over memory. Strides are free except the channel's.
 
 Two ways to walk a convolution, because two things bound it:
 
@@ -77,19 +76,14 @@ def _tile_kernel(
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
-    member_fast: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
     limit = batch * out_h * out_w
     tiles = tl.cdiv(limit, block_m) * tiles_n
-    if member_fast:
-        m = (pid % members).to(tl.int64)
-        pid = pid // members
-    else:
-        m = (pid // tiles).to(tl.int64)
-        pid = pid % tiles
+    m = (pid // tiles).to(tl.int64)
+    pid = pid % tiles
     n = (pid % tiles_n) * block_n + tl.arange(0, block_n)
     b, oy, ox, real = _pixels((pid // tiles_n) * block_m, block_m, limit, out_w, out_h)
     k = tl.arange(0, block_k)
@@ -134,7 +128,6 @@ def _strip_kernel(
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
     outputs: tl.constexpr, wide: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
-    member_fast: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
@@ -143,12 +136,8 @@ def _strip_kernel(
     each: tl.constexpr = 2 if pair else 1  # output pixels per row of the product
     columns: tl.constexpr = (width + each - 1) // each
     tiles = tl.cdiv(batch * columns, block_m) * strips
-    if member_fast:
-        m = (pid % members).to(tl.int64)
-        pid = pid // members
-    else:
-        m = (pid // tiles).to(tl.int64)
-        pid = pid % tiles
+    m = (pid // tiles).to(tl.int64)
+    pid = pid % tiles
     first = (pid % strips) * rows
     p = (pid // strips) * block_m + tl.arange(0, block_m)
     b = p // columns
@@ -234,7 +223,7 @@ def _spread_kernel(
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, has_side: tl.constexpr,
-    has_add: tl.constexpr, has_gate: tl.constexpr, member_fast: tl.constexpr,
+    has_add: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Input gradient at stride 2: the 2x2 input pixels under an output pixel see it through 1, 2, 2 and 4 taps.
@@ -247,12 +236,8 @@ def _spread_kernel(
     tiles_n: tl.constexpr = (channels + block_n - 1) // block_n
     limit = batch * half_h * half_w
     tiles = tl.cdiv(limit, block_m) * tiles_n
-    if member_fast:
-        m = (pid % members).to(tl.int64)
-        pid = pid // members
-    else:
-        m = (pid // tiles).to(tl.int64)
-        pid = pid % tiles
+    m = (pid // tiles).to(tl.int64)
+    pid = pid % tiles
     n = (pid % tiles_n) * block_n + tl.arange(0, block_n)
     b, qy, qx, real = _pixels((pid // tiles_n) * block_m, block_m, limit, half_w, half_h)
     k = tl.arange(0, block_k)
@@ -566,9 +551,6 @@ MEASURED: dict[Layer, Config] = {
 }
 """Configurations chosen by measurement on an H200; other layers follow `_default`."""
 
-LIBRARY: set[Layer] = set()
-"""Layers that cuDNN's grouped convolution does faster; used where activations are in its memory order already."""
-
 
 def _power(value: int, least: int = 16) -> int:
     return max(least, 1 << (value - 1).bit_length())
@@ -612,18 +594,6 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _out_size(size: int, kernel: int, stride: int) -> int:
     return (size + 2 * (kernel // 2) - kernel) // stride + 1
-
-
-def _empty(shape: tuple[int, ...], grouped: bool, like: Tensor) -> Tensor:
-    """An activation in member-major order, or in a grouped convolution's: `[batch, y, x, member, channel]`."""
-    m, b, h, w, c = shape
-    if grouped:
-        return like.new_empty((b, h, w, m, c)).permute(3, 0, 1, 2, 4)
-    return like.new_empty(shape)
-
-
-def _grouped(x: Tensor) -> bool:
-    return x.shape[0] > 1 and x.stride(0) < x.stride(3)
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -705,7 +675,7 @@ def _run_product(
     strides = (*_steps(x, members), *w_strides, *out.stride()[:4])
     flags: dict[str, Any] = {
         "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
-        "member_fast": _grouped(out), "precision": _precision(x.dtype),
+        "precision": _precision(x.dtype),
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     if config.strip:
@@ -724,40 +694,14 @@ def _run_product(
         )  # fmt: skip
 
 
-def _as_library(x: Tensor) -> Tensor:
-    """The same memory as `[batch, member * channel, y, x]`, channels last."""
-    return x.permute(1, 0, 4, 2, 3).flatten(1, 2)
-
-
-def _library_forward(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: int, relu: bool
-) -> Tensor:
-    members, _, _, kernel, _ = weight.shape
-    shape = ((stride, stride), (kernel // 2, kernel // 2), (1, 1), members)
-    flat, w = _as_library(x), weight.flatten(0, 1)
-    if relu and residual is None:
-        y = torch.cudnn_convolution_relu(flat, w, bias.flatten(), *shape)
-    elif relu and residual is not None:
-        y = torch.cudnn_convolution_add_relu(flat, w, _as_library(residual), 1.0, bias.flatten(), *shape)
-    else:
-        y = F.conv2d(flat, w, bias.flatten(), *shape)
-        y = y if residual is None else y + _as_library(residual)
-    return y.unflatten(1, (members, -1)).permute(1, 0, 3, 4, 2)
-
-
 def run_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool,
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the forward pass; `config` overrides the table."""
-    packed = _packed(weight)
     x = _readable(x)
-    _, outputs, kernel, _, channels = packed.shape
-    layer = ("forward", kernel, stride, x.shape[2], channels, outputs)
-    if config is None and layer in LIBRARY and grouped and _grouped(x) and bias is not None:
-        return _library_forward(x, packed.permute(0, 1, 4, 2, 3), bias, residual, stride, relu)
-    out = _empty(_shape(x, weight, stride), grouped, x)
-    _run_product(x, packed, bias, _matching(residual, out), None, out, stride, relu, False, config)
+    out = x.new_empty(_shape(x, weight, stride))
+    _run_product(x, _packed(weight), bias, _matching(residual, out), None, out, stride, relu, False, config)
     return out
 
 
@@ -772,7 +716,7 @@ def run_input_gradient(
     packed = _packed(weight)
     members, outputs, kernel, _, channels = packed.shape
     g = _readable(g)
-    out = _empty((members, g.shape[1], height, width, channels), _grouped(g), g)
+    out = g.new_empty((members, g.shape[1], height, width, channels))
     add, gate = _matching(add, out), _matching(gate, out)
     if side is not None and side_weight is not None:
         side, side_weight = _matching(side, g), _packed(side_weight)
@@ -797,7 +741,7 @@ def run_input_gradient(
         0 if side_weight is None else side_weight.stride(0), *_steps(g, members),
         w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
-        has_side=side is not None, has_add=add is not None, has_gate=gate is not None, member_fast=_grouped(out),
+        has_side=side is not None, has_add=add is not None, has_gate=gate is not None,
         block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
         precision=_precision(g.dtype), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
@@ -811,16 +755,7 @@ def run_weight_gradient(
     x, g = _readable(x), _readable(g)
     members, batch, out_h, out_w, outputs = g.shape
     in_h, in_w, channels = x.shape[2:]
-    layer = ("weight", kernel, stride, in_h, channels, outputs)
-    if config is None and layer in LIBRARY and _grouped(x) and _grouped(g):
-        w = x.new_empty((members * outputs, kernel, kernel, channels)).permute(0, 3, 1, 2)
-        _, dw, db = torch.ops.aten.convolution_backward(
-            _as_library(g), _as_library(x), w, [members * outputs], [stride] * 2, [kernel // 2] * 2, [1, 1], False,
-            [0, 0], members, [False, True, True],
-        )  # fmt: skip
-        dw = dw.contiguous(memory_format=torch.channels_last)
-        return dw.unflatten(0, (members, outputs)), db.view(members, outputs)
-    config = config or _config(*layer, x.dtype)
+    config = config or _config("weight", kernel, stride, in_h, channels, outputs, x.dtype)
     taps = kernel * kernel * channels
     weight, bias = x.new_empty((members, outputs, kernel, kernel, channels)), x.new_empty((members, outputs))
     strides = (*_steps(x, members), *_steps(g, members))
@@ -868,16 +803,16 @@ def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, 
 
 
 def _fake_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool, grouped: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool
 ) -> Tensor:
-    return _empty(_shape(x, weight, stride), grouped, x)
+    return x.new_empty(_shape(x, weight, stride))
 
 
 def _fake_input_gradient(
     g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, side: Tensor | None, side_weight: Tensor | None,
     height: int, width: int, stride: int,
 ) -> Tensor:  # fmt: skip
-    return _empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]), _grouped(g), g)
+    return g.new_empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]))
 
 
 def _fake_weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
@@ -900,7 +835,7 @@ def _register(schema: str, run: Any, fake: Any) -> None:
 
 
 _register(
-    "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu, bool grouped) -> Tensor",
+    "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu) -> Tensor",
     run_forward, _fake_forward,
 )  # fmt: skip
 _register(
@@ -919,12 +854,12 @@ _ops = torch.ops.steadyq
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(x, weight, bias, residual, stride: int, relu: bool, grouped: bool) -> Tensor:
-        return _ops.conv(x, weight, bias, residual, stride, relu, grouped)
+    def forward(x, weight, bias, residual, stride: int, relu: bool) -> Tensor:
+        return _ops.conv(x, weight, bias, residual, stride, relu)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        x, weight, bias, residual, stride, relu, _ = inputs
+        x, weight, bias, residual, stride, relu = inputs
         ctx.save_for_backward(x, weight, output if relu else None)
         ctx.stride, ctx.relu, ctx.has_bias, ctx.has_residual = stride, relu, bias is not None, residual is not None
 
@@ -939,7 +874,7 @@ class _Conv(torch.autograd.Function):
                 dx = dx.sum(0, keepdim=True)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = _ops.conv_weight_gradient(x, g, weight.shape[-1], ctx.stride)
-        return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None, None
+        return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None
 
 
 # Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its
@@ -953,19 +888,19 @@ class _Trunk(torch.autograd.Function):
     """Stem and residual blocks as one node: every ReLU gate and residual sum rides in some kernel's epilogue."""
 
     @staticmethod
-    def forward(strides: tuple[int, ...], grouped: bool, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
-        y = _ops.conv(x, params[0], params[1], None, 1, True, grouped)
+    def forward(strides: tuple[int, ...], x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        y = _ops.conv(x, params[0], params[1], None, 1, True)
         kept = [y]
         for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
-            middle = _ops.conv(y, w1, b1, None, stride, True, grouped)
-            beside = _ops.conv(y, *shortcut, None, stride, False, grouped) if shortcut else y
-            y = _ops.conv(middle, w2, b2, beside, 1, True, grouped)
+            middle = _ops.conv(y, w1, b1, None, stride, True)
+            beside = _ops.conv(y, *shortcut, None, stride, False) if shortcut else y
+            y = _ops.conv(middle, w2, b2, beside, 1, True)
             kept += [middle, y]
         return (y, *kept[:-1])
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.strides, _, x, *params = inputs
+        ctx.strides, x, *params = inputs
         ctx.set_materialize_grads(False)  # or gradients of the kept activations, which nobody reads, are filled with 0
         ctx.count = len(params)
         ctx.mark_non_differentiable(*output[1:])
@@ -993,10 +928,10 @@ class _Trunk(torch.autograd.Function):
                     g = _ops.conv_input_gradient(g, shortcut[0], None, None, None, None, *size, stride)
                 g = _ops.conv_input_gradient(dm, w1, g, below, None, None, *size, stride)
         dx = None
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[1]:
             dx = _ops.conv_input_gradient(g, params[0], None, None, None, None, *x.shape[2:4], 1)
             dx = dx if x.shape[0] == dx.shape[0] else dx.sum(0, keepdim=True)
-        return None, None, dx, *_ops.conv_weight_gradient(x, g, params[0].shape[-1], 1), *grads
+        return None, dx, *_ops.conv_weight_gradient(x, g, params[0].shape[-1], 1), *grads
 
 
 def _blocks(strides: tuple[int, ...], params: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
@@ -1015,7 +950,7 @@ def _apply_trunk(*args: Any) -> Tensor:
     return _Trunk.apply(*args)[0]
 
 
-def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...], *, grouped: bool = False) -> Tensor:
+def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
     """Stem and residual blocks: `Block(x) = relu(conv2(relu(conv1(x))) + shortcut(x))`, conv1 and shortcut with the
     block's stride.
 
@@ -1024,7 +959,7 @@ def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...], *, grou
     """
     if not available(x):
         return trunk_reference(x, params, strides)
-    return _apply_trunk(strides, grouped, x, *params)
+    return _apply_trunk(strides, x, *params)
 
 
 def trunk_reference(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
@@ -1049,18 +984,17 @@ def available(x: Tensor) -> bool:
 
 def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, relu: bool = False,
-    residual: Tensor | None = None, grouped: bool | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolve each member's activations with its own weights: `y = relu(conv(x) + bias + residual)`.
 
     `x[member, batch, y, x, channel]`, or `[1, batch, ...]` shared by all members; `weight[member, out, in, k, k]`
     with k = 3 (padding 1) or 1 (none); `bias[member, out]`. Differentiable in x, weight, bias and residual, under
-    `torch.func` too. `grouped` asks for the memory order `[batch, y, x, member, channel]`; by default the output
-    follows the input's.
+    `torch.func` too.
     """
     if not available(x):
         return conv_reference(x, weight, bias, stride=stride, relu=relu, residual=residual)
-    return _apply_conv(x, weight, bias, residual, stride, relu, _grouped(x) if grouped is None else grouped)
+    return _apply_conv(x, weight, bias, residual, stride, relu)
 
 
 def conv_reference(

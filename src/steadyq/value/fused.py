@@ -163,7 +163,7 @@ def quantile_huber(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
 @jit
 def _adam_kernel(
     param, mean, square, grad, target, shadow, target_shadow, step, scale, lr, segment,
-    size, count, start, tensors, beta1, beta2, eps, decay, tau,
+    size, count, start, tensors, beta1, beta2, eps, tau,
     has_target: tl.constexpr, has_shadow: tl.constexpr, has_target_shadow: tl.constexpr, has_segment: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
@@ -185,7 +185,7 @@ def _adam_kernel(
     b = beta2 * b + (1.0 - beta2) * g * g
     rise1 = 1.0 - tl.exp2(t * tl.log2(beta1))
     rise2 = 1.0 - tl.exp2(t * tl.log2(beta2))
-    p = p * (1.0 - rate * decay) - (rate / rise1) * a / (tl.sqrt(b) / tl.sqrt(rise2) + eps)
+    p -= (rate / rise1) * a / (tl.sqrt(b) / tl.sqrt(rise2) + eps)
     tl.store(param + at, p, mask=mask)
     tl.store(mean + at, a, mask=mask)
     tl.store(square + at, b, mask=mask)
@@ -201,11 +201,11 @@ def _adam_kernel(
 
 def adam_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
     target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
     segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
-    """One optimizer step of every member in place: clip scale, Adam(W), Polyak target and low-precision copies.
+    """One optimizer step of every member in place: clip scale, Adam, Polyak target and low-precision copies.
 
     `param`, `mean`, `square`, `target` are float32 `[member, n]`, contiguous; `grad` and the shadows any float type.
     `grad[member, count]` may be that of a part: of the parameters from `start`, a multiple of BLOCK, on.
@@ -215,7 +215,7 @@ def adam_(
     """
     if not available(param):
         adam_reference_(
-            param, mean, square, grad, step=step, scale=scale, lr=lr, betas=betas, eps=eps, decay=decay, target=target,
+            param, mean, square, grad, step=step, scale=scale, lr=lr, betas=betas, eps=eps, target=target,
             tau=tau, shadow=shadow, target_shadow=target_shadow, segment=segment, start=start,
         )  # fmt: skip
         return
@@ -223,7 +223,7 @@ def adam_(
     _adam_kernel[(triton.cdiv(count, BLOCK), members)](
         param, mean, square, grad, param if target is None else target, param if shadow is None else shadow,
         param if target_shadow is None else target_shadow, step, scale, lr, step if segment is None else segment,
-        param.shape[1], count, start, step.numel() // members, betas[0], betas[1], eps, decay, tau,
+        param.shape[1], count, start, step.numel() // members, betas[0], betas[1], eps, tau,
         has_target=target is not None, has_shadow=shadow is not None, has_target_shadow=target_shadow is not None,
         has_segment=segment is not None, block=BLOCK, num_warps=4,
     )  # fmt: skip
@@ -231,7 +231,7 @@ def adam_(
 
 def adam_reference_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
     target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
     segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
@@ -248,7 +248,7 @@ def adam_reference_(
     mean.lerp_(g, 1 - betas[0])
     square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     rise1, rise2 = 1 - betas[0] ** t, 1 - betas[1] ** t
-    param.mul_(1 - lr * decay).sub_(lr / rise1 * mean / (square.sqrt() / rise2.sqrt() + eps))
+    param.sub_(lr / rise1 * mean / (square.sqrt() / rise2.sqrt() + eps))
     if shadow is not None:
         shadow.copy_(param)
     if target is not None:
