@@ -186,7 +186,7 @@
       this.height = this.fixed !== null ? 210 : this.width >= 720 ? 330 : 250;
       const names = this.endNames(shown);
       const [left, top, bottom] = [46, 26, this.height - 40];
-      const right = this.width - Math.max(12, ...names.map((name) => 12 + 6.3 * name.text.length));
+      const right = this.width - Math.max(12, ...names.map((name) => 12 + 6.9 * name.text.length));
       const y = spec.log
         ? (v) => bottom - (Math.log(v / low) / Math.log(high / low)) * (bottom - top)
         : (v) => bottom - ((v - low) / (high - low)) * (bottom - top);
