@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 from steadyq.errors import UserError
 from steadyq.runs import RunFolder
+from steadyq.suite import cluster as cluster_module
 from steadyq.suite import launch
 from steadyq.suite.plan import make_plan
 from steadyq.suite.suites import Study, find_study, read_study
@@ -266,3 +267,26 @@ def test_without_ray_the_extra_is_named(study: Study, tmp_path: Path) -> None:
     plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"pip install 'steadyq\[cluster\]'"):
         launch.launcher_for("ray", plan, None, None, retries=1)
+
+
+@pytest.mark.parametrize("failures", [0, 2, 3])
+def test_a_client_server_that_is_slow_to_start_is_asked_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Server:
+        asked = 0
+
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, **options: Any) -> None:
+            self.asked += 1
+            if self.asked <= failures:
+                raise ConnectionAbortedError("Initialization failure from server:\nTraceback ...\nOSError: too busy")
+
+    server = Server()
+    monkeypatch.setattr(cluster_module.time, "sleep", lambda seconds: None)
+    if failures < 3:
+        cluster_module._join(server, "ray://head:1")
+    else:
+        with pytest.raises(UserError, match=r"^--on ray://head:1: OSError: too busy$"):
+            cluster_module._join(server, "ray://head:1")
+    assert server.asked == min(failures + 1, 3)

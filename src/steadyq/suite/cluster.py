@@ -114,9 +114,17 @@ def _join(ray: Any, on: str) -> None:
     remote = on.startswith("ray://")
     try:
         with warnings.catch_warnings(action="ignore"):  # Ray warns at length of what the error below says in a line
-            ray.init(address=on if remote else None, log_to_driver=False, configure_logging=False)
+            for again in (True, True, False):
+                try:
+                    ray.init(address=on if remote else None, log_to_driver=False, configure_logging=False)
+                    break
+                except ConnectionAbortedError:  # the server starts a process for each client: not always in time
+                    if not again:
+                        raise
+                    time.sleep(2)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        why = str(error).splitlines()[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[-1 if isinstance(error, ConnectionAbortedError) else 0]  # a traceback ends in what happened
         if remote and "timeout" in why:
             # A server that wants a token stays silent to those without, and Ray's client sends one only if told to.
             why = "no Ray client server answers there; where the cluster has a token, set RAY_AUTH_MODE=token here too"
