@@ -226,9 +226,9 @@ def test_a_sweep_through_a_client_server_finishes_runs_and_is_stopped_as_here(
     client_server: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mini.toml").write_text(STUDY)
-    command = [sys.executable, "-m", "steadyq", "sweep", "mini.toml", "--steps", "300", "--gpus-per-run", "0"]
+    command = [sys.executable, "-m", "steadyq", "sweep", "mini.toml", "--steps", "1600", "--gpus-per-run", "0"]
     command += ["--on", client_server, "--out", "remote"]
-    first, second = find_study(str(tmp_path / "mini.toml")).changed(settings={"steps": 300}).runs()
+    first, second = find_study(str(tmp_path / "mini.toml")).changed(settings={"steps": 1600}).runs()
     done, stopped = (RunFolder(tmp_path / "remote" / run.name) for run in (first, second))
     with open(tmp_path / "words.txt", "w") as words:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=words, stderr=words)
