@@ -114,8 +114,8 @@ first, then showed two false alarms on twelve healthy runs (`heavy tails` on `do
 `dqn-breakout`; the page at commit af7d3a3 has that table), and Atari runs a third (`undecided policy`). So those three
 rules were changed: coupling got an error bar, and is no finding where the constraint keeps the bootstrap from
 following it; tails and flips count only where errors and noise are large beside the values. Seeds 0 to 2 are
-therefore *seen*. Seeds 3 and 4 of every case were trained after that, once. One change came later, after an Atari run
-in fp32, not after looking at these seeds: tails and flips say nothing before values are learned; it can only silence,
+therefore *seen*. Seeds 3 and 4 of every case were trained after that, once. One change came after they had been
+judged, because of an Atari run in fp32: tails and flips say nothing before values are learned; it can only silence,
 and changes no count below. `trap-long` was declared, with all rules as they are, when `trap-8` turned out mild on
 seed 3; all of its five seeds were trained afterwards. Two seeds, three small environments,
 small networks: take the counts for what they are.
