@@ -117,7 +117,7 @@ def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path: Path) ->
     RunFolder(tmp_path).begin(RECIPE).close()
 
 
-def test_a_folder_is_released_even_if_a_log_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_released_even_if_a_log_cannot_be_closed(tmp_path: Path) -> None:
     class Full(io.StringIO):
         def close(self) -> None:
             raise OSError(errno.ENOSPC, "no space left on device")

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from steadyq import demo
 from steadyq.errors import UserError
+from steadyq.report.charts import _evaluation, figure
+from steadyq.report.curves import compare as group
 from steadyq.report.figures import compare
 from steadyq.report.games import bin_edges
 from steadyq.report.html import write_report
@@ -65,6 +67,51 @@ def test_wrong_places_are_refused(cartpole: dict[str, list[Path]], tmp_path: Pat
     with pytest.raises(UserError, match="no run at"):
         write_report([tmp_path / "nothing"], tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_round_as_the_pages_own_script_does() -> None:
+    for value, text in (
+        (12.25, "12.3"),
+        (202.5, "203"),
+        (5.675, "5.67"),
+        (0.35, "0.35"),
+        (0.0, "0"),
+        (-2.5e-5, "-2.5e-05"),
+    ):
+        assert figure(value) == text
+    assert figure(1234.5) == "1,235"
+    assert figure(1e38).startswith("99,999,999")
+    assert figure(0.123, "share") == "12.3%"
+
+
+def test_marks_stand_at_each_runs_own_end(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    short = shutil.copytree(cartpole["none"][0], tmp_path / "short")
+    result = json.loads((short / "result.json").read_text())
+    (short / "result.json").write_text(json.dumps({**result, "steps": 400}))
+    marks = _evaluation([*group([short, *cartpole["rewarded"]]).cells])
+    assert {mark.step for mark in marks if mark.variant is not None} == {400, 800}
+
+
+def test_the_verdict_says_what_it_could_not_judge(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    few, none = (shutil.copytree(cartpole["none"][0], tmp_path / name) for name in ("few", "none"))
+    rows = (few / "diagnostics.jsonl").read_text().splitlines()
+    (few / "diagnostics.jsonl").write_text("\n".join(rows[:2]) + "\n")
+    (none / "diagnostics.jsonl").unlink()
+    recipe = (none / "recipe.toml").read_text()
+    (none / "recipe.toml").write_text(recipe.replace("seed = 0", "seed = 7"))
+    write_report([few, none], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "Too few measurements to judge: few." in text
+    assert "Not measured: none." in text
+    assert "Nothing unstable was found" not in text
+
+
+def test_a_video_that_is_none_is_refused(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
+    run = cartpole["none"][0]
+    for video in (tmp_path / "nope.mp4", run / "recipe.toml"):
+        with pytest.raises(UserError, match=r"not an \.mp4 or \.gif file"):
+            write_report([run], tmp_path / "page.html", video=video)
+    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])

@@ -20,7 +20,7 @@ from steadyq.bench.updates import Case, PlainLoop, Rates, floors, peak_memory, t
 from steadyq.cpu import settle
 from steadyq.errors import UserError
 from steadyq.nets import kernels
-from steadyq.runs import provenance
+from steadyq.runs import provenance, replace_text
 
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
 SECTIONS = ("gpu", "growth", "env", "cpu")
@@ -58,9 +58,7 @@ class Bench:
     def keep(self) -> None:
         """Write what has been measured so far."""
         if self.file is not None:
-            part = self.file.with_name(self.file.name + ".part")
-            part.write_text(json.dumps(self.results, indent=2) + "\n")
-            part.replace(self.file)
+            replace_text(self.file, json.dumps(self.results, indent=2) + "\n")
 
     def gpu(self) -> None:
         """Every form at every scale."""

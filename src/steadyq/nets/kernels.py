@@ -582,7 +582,7 @@ def _config(
     config = MEASURED.get(key) or _default(*key)
     if dtype != torch.float32:
         return config
-    if channels > 16 and kind != "spread":  # a strip's weights, each split in two for TF32, do not fit in registers
+    if channels > 16 and kind != "spread":  # a strip's weights, each split in two for TF32, are many registers
         return Config(block_m=64, block_k=32, programs=1056) if kind == "weight" else Config(block_k=16)
     return replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
 

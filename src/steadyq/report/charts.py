@@ -476,4 +476,4 @@ def figure(value: float, unit: Unit = "") -> str:
     if abs(value) >= 1000 or not value:
         return f"{math.floor(value + 0.5):,}"
     exact = Decimal(value)  # ties away from zero, as the page's own script rounds
-    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_HALF_UP):.3g}"
+    return f"{float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_HALF_UP)):.3g}"
