@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+import steadyq.value.learner
 from steadyq import RunFolder, presets
-from steadyq.bench.updates import Case, update_of
+from steadyq.bench.layers import layer_times
+from steadyq.bench.updates import Case, Rates, update_of
 from steadyq.drive import Interrupted, train
+from steadyq.nets import kernels
+from steadyq.nets.streams import Beside
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.train import Training
@@ -159,9 +163,10 @@ def test_forms_agree_with_the_loop() -> None:
     for form, dtype in (("loop", full), ("stacked", full), ("kernels", full), ("kernels", low)):
         learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
-        loss, (_, q) = learner.loss(leaves, batch, y)
+        now = learner.values(leaves, batch.observation)
+        loss, _ = learner.loss(now, batch, y)
         gradient = torch.autograd.grad(loss, list(leaves.values()))
-        found[form, dtype] = q.detach(), torch.cat([g.float().flatten() for g in gradient])
+        found[form, dtype] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
     values, gradient = found["loop", full]
 
     def error(mine: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -174,6 +179,36 @@ def test_forms_agree_with_the_loop() -> None:
     q, g = found["kernels", low]
     assert error(q, values) < 1e-2
     assert error(g, gradient) < 0.2
+
+
+def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, captured and not."""
+
+    class InOrder(Beside):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(torch.device("cpu"))
+
+    def learned() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        case = Case(3, scale=2, capacity=200, atoms=5)
+        learner = case.learner("kernels", torch.bfloat16, CUDA)
+        update = update_of(learner, case.ring(CUDA))
+        for _ in range(20):
+            update()
+        return {name: p.clone() for name, p in learner.online.items()}
+
+    beside = learned()
+    monkeypatch.setattr(kernels, "Beside", InOrder)
+    monkeypatch.setattr(steadyq.value.learner, "Beside", InOrder)
+    for name, p in learned().items():
+        assert torch.equal(p, beside[name]), name
+
+
+def test_every_convolution_of_the_network_is_timed() -> None:
+    rows = layer_times(Case(2, scale=1), Rates(1e15, 5e12), CUDA)
+    assert sum(len(row["layers"]) for row in rows) == 20
+    assert all(ms > 0 for row in rows for ms in row["ms"].values())
+    assert [len(row["ms"]) for row in rows] == [2] + [3] * 10
 
 
 def test_updates_of_the_bench_are_captured() -> None:

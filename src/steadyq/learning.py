@@ -31,6 +31,6 @@ class Learning:
         batch = self.ring.sample(drawn[: self.batch])
         update = self.learner.update(batch, draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        self.sums[:-1] += torch.stack(list(update.measures.values()))
+        self.sums[:-1] += torch.stack([update.measures[name] for name in MEASURES])
         self.sums[-1] += 1
         return self.sums

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from steadyq.bench import run as bench_run
 from steadyq.bench.clock import milliseconds
+from steadyq.bench.layers import floor_ms
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.run import Bench
 from steadyq.bench.sheets import sheets
@@ -24,6 +26,7 @@ from steadyq.bench.updates import (
     timed_form,
     update_of,
 )
+from steadyq.nets.encoders import Conv
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -75,6 +78,29 @@ def test_floors_are_the_arithmetic_of_the_papers_update() -> None:
     assert found["clip, Adam, Polyak, copies"] == pytest.approx(306e3, rel=0.05)
     both_ways, gradient, copies = 2 * 4 * 4, 2, 2 * 2  # value, two moments, target in float32; the rest in bf16
     assert both_ways + gradient + copies == OPTIMIZER_BYTES
+
+
+def test_a_convolution_is_bound_by_arithmetic_or_by_bytes() -> None:
+    conv = Conv(64, 128, stride=2, image=(42, 42))
+    flops = 2 * 128 * 64 * 9 * 21 * 21 * 16 * 32
+    numbers = 32 * 16 * (64 * 42 * 42 + 128 * 21 * 21) + 16 * 128 * 64 * 9
+    assert floor_ms(conv, 16, 16, Rates(1e12, 1e30)) == pytest.approx(flops / 1e9)
+    assert floor_ms(conv, 16, 16, Rates(1e30, 1e9)) == pytest.approx(2 * numbers / 1e6)
+    shortcut = replace(conv, size=1, padding=0)
+    seen = 32 * (64 + 16 * 128) * 21 * 21 + 16 * 128 * 64  # a quarter of the pixels, shared by all members
+    assert floor_ms(shortcut, 16, 1, Rates(1e30, 1e9)) == pytest.approx(2 * seen / 1e6)
+
+
+def test_a_table_of_convolutions_counts_each_as_often_as_it_runs() -> None:
+    passes = {"forward": 0.1, "input gradient": 0.2, "weight gradient": 0.3}
+    stem = {"layers": ["stem.0"], "shape": "3x3 4->16 @84", "floor_ms": 0.01, "ms": {"forward": 0.5}}
+    rows = [stem, {"layers": ["a", "b"], "shape": "3x3 16->16 @84", "floor_ms": 0.05, "ms": passes}]
+    (sheet,) = sheets({"layers": {"4 x 2": rows}})
+    assert sheet.rows == [
+        ("3x3 4->16 @84", "1", "0.010", "0.500", "", ""),
+        ("3x3 16->16 @84", "2", "0.050", "0.100", "0.200", "0.300"),
+        ("all", "3", "0.110", "0.700", "0.400", "0.600"),
+    ]
 
 
 def test_a_clock_counts_calls_after_warming_up() -> None:

@@ -19,7 +19,7 @@ from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, Draw, Params
 
 SMALL: dict[str, Any] = {
     "ensemble.members": 2,
@@ -100,9 +100,12 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     learner, batch = learner_of(Ensemble(network, 3, 2, 3)), batch_of(shape)
     draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
     shot = snapshot(learner, batch, draw, None)
-    _, (_, q) = learner.loss(learner.online, batch, shot.y)
-    gradient = torch.func.grad(lambda p: learner.loss(p, batch, shot.y)[0])(learner.online)
-    assert torch.equal(shot.q, q)
+    assert torch.equal(shot.q, learner.values(learner.online, batch.observation).q)
+
+    def loss(params: Params) -> torch.Tensor:
+        return learner.loss(learner.values(params, batch.observation), batch, shot.y)[0]
+
+    gradient = torch.func.grad(loss)(learner.online)
     for key, g in gradient.items():
         assert torch.allclose(shot.gradients[key], g, atol=1e-6), key
     assert shot.features.shape[:2] == (3, 8)

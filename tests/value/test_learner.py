@@ -19,7 +19,7 @@ from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, Double
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import spike_ratio
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, Draw, Params
 
 ATOMS, ACTIONS, COUNT = 7, 3, 12
 NETWORKS: dict[str, Network] = {
@@ -195,18 +195,20 @@ def test_importance_weights_scale_each_samples_gradient() -> None:
     batch = random_batch((5,), seed=0, count=2)
     y = torch.randn(2, 2, ATOMS, generator=torch.Generator().manual_seed(0))
 
-    def gradient(weight: list[float]) -> torch.Tensor:
+    def gradient(batch: Batch, weight: list[float], y: torch.Tensor) -> torch.Tensor:
         weighted = replace(batch, weight=torch.tensor(weight))
-        found: torch.Tensor = torch.func.grad(lambda p: learner.loss(p, weighted, y)[0])(learner.online)["fc1.weight"]
+
+        def loss(params: Params) -> torch.Tensor:
+            return learner.loss(learner.values(params, batch.observation), weighted, y)[0]
+
+        found: torch.Tensor = torch.func.grad(loss)(learner.online)["fc1.weight"]
         return found
 
-    first, second = gradient([1.0, 0.0]), gradient([0.0, 1.0])
+    first, second = gradient(batch, [1.0, 0.0], y), gradient(batch, [0.0, 1.0], y)
     assert not torch.allclose(first, second)
-    torch.testing.assert_close(gradient([0.3, 0.9]), 0.3 * first + 0.9 * second)
+    torch.testing.assert_close(gradient(batch, [0.3, 0.9], y), 0.3 * first + 0.9 * second)
     alone = replace(batch, **{name: getattr(batch, name)[:1] for name in ("observation", "action", "weight")})
-    single = torch.func.grad(
-        lambda p: learner.loss(p, replace(alone, weight=torch.ones(1)), y[:, :1])[0]
-    )(learner.online)["fc1.weight"]  # fmt: skip
+    single = gradient(alone, [1.0], y[:, :1])
     torch.testing.assert_close(first, single / 2)  # the mean is over the batch, whatever the weights
 
 

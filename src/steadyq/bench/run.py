@@ -14,6 +14,7 @@ from rich.console import Console
 
 from steadyq import envs
 from steadyq.bench.clock import milliseconds
+from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.updates import Case, PlainLoop, Rates, floors, peak_memory, timed_form, update_of
@@ -22,8 +23,10 @@ from steadyq.errors import UserError
 from steadyq.nets import kernels
 from steadyq.runs import provenance, replace_text
 
+LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "growth", "env", "cpu")
+SECTIONS = ("gpu", "layers", "growth", "env", "cpu")
+ON_GPU = SECTIONS[:3]
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/coinrun")
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
@@ -44,9 +47,9 @@ class Bench:
     def run(self) -> Row:
         """Measure everything that this machine can show."""
         gpu = torch.cuda.is_available()
-        wanted = self.sections or (SECTIONS if gpu else ("env", "cpu"))
-        if not gpu and any(name in ("gpu", "growth") for name in self.sections):
-            raise UserError("the sections gpu and growth need a GPU, and PyTorch sees none here: use env, cpu")
+        wanted = self.sections or tuple(name for name in SECTIONS if gpu or name not in ON_GPU)
+        if not gpu and any(name in ON_GPU for name in self.sections):
+            raise UserError(f"the sections {', '.join(ON_GPU)} need a GPU, and PyTorch sees none here: use env, cpu")
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}
         for name in wanted:
             getattr(self, name)()
@@ -85,6 +88,14 @@ class Bench:
                 rows.append({"members": members, "scale": scale, "form": name, **row})
             self.keep()
             self.console.print(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
+
+    def layers(self) -> None:
+        """Each convolution at the scales of the presets."""
+        device = torch.device("cuda")
+        rates = Rates.measure(device)
+        self.results["layers"] = {
+            f"{members} x {scale}": layer_times(Case(members, scale), rates, device) for members, scale in LAYER_SCALES
+        }
 
     def growth(self) -> None:
         """Time against members and replay ratio, in the default form."""

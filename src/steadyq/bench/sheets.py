@@ -37,6 +37,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
     if "gpu" in results:
         yield updates(results["gpu"])
         yield parts(results["gpu"])
+    if "layers" in results:
+        yield from (layers(scale, rows) for scale, rows in results["layers"].items())
     if "growth" in results:
         yield from (growth(name, values) for name, values in results["growth"].items())
     if "env" in results:
@@ -86,6 +88,19 @@ def parts(rows: list[Row]) -> Sheet:
     whole = ("whole update", *(f"{row['update_ms']:.2f}" for row in detailed))
     columns = ("ms", *(f"{row['members']} x {row['scale']}" for row in detailed))
     return Sheet("Parts of an update, each captured alone", columns, [*body, whole] if detailed else [])
+
+
+def layers(scale: str, rows: list[Row]) -> Sheet:
+    """Each kind of convolution; the last line counts each as often as an update runs it."""
+    passes = list(rows[-1]["ms"])
+    body = []
+    for row in rows:
+        times = (f"{row['ms'][name]:.3f}" if name in row["ms"] else "" for name in passes)
+        body.append((row["shape"], str(len(row["layers"])), f"{row['floor_ms']:.3f}", *times))
+    total = [sum(len(row["layers"]) * row["ms"].get(name, 0) for row in rows) for name in passes]
+    floor = sum(len(row["layers"]) * row["floor_ms"] for row in rows)
+    all_of = ("all", str(sum(len(row["layers"]) for row in rows)), f"{floor:.3f}", *(f"{ms:.3f}" for ms in total))
+    return Sheet(f"Convolutions at {scale}, ms a launch", ("layer", "times", "floor", *passes), [*body, all_of])
 
 
 def growth(name: str, values: dict[Any, float]) -> Sheet:

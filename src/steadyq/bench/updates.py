@@ -197,9 +197,10 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
 
     def gradient() -> tuple[Params, Tensor, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
-        loss, (each, q) = learner.loss(leaves, batch, y)
+        now = learner.values(leaves, batch.observation)
+        loss, each = learner.loss(now, batch, y)
         found = torch.autograd.grad(loss, list(leaves.values()))
-        return dict(zip(leaves, found, strict=True)), each.detach(), q.detach()
+        return dict(zip(leaves, found, strict=True)), each.detach(), now.q.detach()
 
     found, each, q = gradient()
 
@@ -211,9 +212,8 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
 
     @torch.no_grad()
     def record() -> Tensor:
-        update = learner.measure(batch, target, y, each, q, each[:, 0])
-        ring.priorities.update(batch.index, batch.stamp, update.priority)
-        return torch.stack(list(update.measures.values()))
+        ring.priorities.update(batch.index, batch.stamp, each.mean(0))
+        return torch.stack(list(learner.measure(batch, target, y, each, q).values()))
 
     functions: dict[str, Callable[[], Any]] = {
         "sample": lambda: ring.sample(drawn[:BATCH]).weight,

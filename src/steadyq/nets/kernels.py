@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from steadyq.nets.streams import Beside
+
 try:
     import triton
     import triton.language as tl
@@ -889,12 +891,17 @@ class _Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(strides: tuple[int, ...], x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        beside = Beside(x.device)
         y = _ops.conv(x, params[0], params[1], None, 1, True)
         kept = [y]
         for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
+            short = y
+            if shortcut:
+                with beside.reading(y):
+                    short = _ops.conv(y, *shortcut, None, stride, False)
             middle = _ops.conv(y, w1, b1, None, stride, True)
-            beside = _ops.conv(y, *shortcut, None, stride, False) if shortcut else y
-            y = _ops.conv(middle, w2, b2, beside, 1, True)
+            beside.join()
+            y = _ops.conv(middle, w2, b2, short, 1, True)
             kept += [middle, y]
         return (y, *kept[:-1])
 
@@ -911,15 +918,19 @@ class _Trunk(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         params, kept = saved[: ctx.count], saved[ctx.count :]
         blocks = list(_blocks(ctx.strides, params))
+        beside = Beside(dy.device)  # weight gradients lie off the chain of input gradients
         grads: list[Any] = []
         g = torch.ops.aten.threshold_backward(dy, kept[-1], 0)
         for i, (stride, (w1, _, w2, _, *shortcut)) in reversed(list(enumerate(blocks))):
             below, middle = kept[2 * i], kept[2 * i + 1]
-            second = _ops.conv_weight_gradient(middle, g, 3, 1)
+            with beside.reading(g):
+                second = _ops.conv_weight_gradient(middle, g, 3, 1)
+                sides = _ops.conv_weight_gradient(below, g, 1, stride) if shortcut else ()
             dm = _ops.conv_input_gradient(g, w2, None, middle, None, None, *middle.shape[2:4], 1)
-            first = _ops.conv_weight_gradient(below, dm, 3, stride)
-            beside = _ops.conv_weight_gradient(below, g, 1, stride) if shortcut else ()
-            grads = [*first, *second, *beside, *grads]
+            beside.join(leave=1)
+            with beside.reading(dm):
+                first = _ops.conv_weight_gradient(below, dm, 3, stride)
+            grads = [*first, *second, *sides, *grads]
             size = below.shape[2:4]
             if shortcut and stride == 2:
                 g = _ops.conv_input_gradient(dm, w1, None, below, g, shortcut[0], *size, stride)
@@ -927,11 +938,14 @@ class _Trunk(torch.autograd.Function):
                 if shortcut:
                     g = _ops.conv_input_gradient(g, shortcut[0], None, None, None, None, *size, stride)
                 g = _ops.conv_input_gradient(dm, w1, g, below, None, None, *size, stride)
+            beside.join(leave=1)
         dx = None
         if ctx.needs_input_grad[1]:
             dx = _ops.conv_input_gradient(g, params[0], None, None, None, None, *x.shape[2:4], 1)
             dx = dx if x.shape[0] == dx.shape[0] else dx.sum(0, keepdim=True)
-        return None, dx, *_ops.conv_weight_gradient(x, g, params[0].shape[-1], 1), *grads
+        stem = _ops.conv_weight_gradient(x, g, params[0].shape[-1], 1)
+        beside.join()
+        return None, dx, *stem, *grads
 
 
 def _blocks(strides: tuple[int, ...], params: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from steadyq.nets.ensemble import Ensemble
+from steadyq.nets.streams import Beside
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take
@@ -83,26 +84,33 @@ class Learner:
         z = self.ensemble.forward(params, observation)
         return Values(z, self.estimator.q(z))
 
-    def loss(self, online: Params, batch: Batch, y: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the weighted loss summed over members, and per-sample losses and Q for the record."""
-        now = self.values(online, batch.observation)
+    def loss(self, now: Values, batch: Batch, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted loss summed over members, and per-sample losses `[member, batch]`."""
         action = batch.action.expand(now.z.shape[0], -1)
-        each = self.estimator.loss(take(now.z, action), y)  # [member, batch]
-        return (batch.weight * each.sum(0)).mean(), (each, now.q)
+        each = self.estimator.loss(take(now.z, action), y)
+        return (batch.weight * each.sum(0)).mean(), each
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member, and the target's step towards it."""
-        with torch.no_grad():
+        beside = Beside(self.device)
+        with beside.reading(batch, draw), torch.no_grad():
             target = self.values(self.target_low, batch.next_observation)
             online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
             z_next = self.operator(online, target, batch, draw)
             y = self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
-        loss, (each, q) = self.loss(leaves, batch, y)
+        now = self.values(leaves, batch.observation)
+        beside.join()
+        loss, each = self.loss(now, batch, y)
         gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-        each, q = each.detach(), q.detach()
+        each, q = each.detach(), now.q.detach()
         with torch.no_grad():
-            return self.measure(batch, target, y, each, q, self.step_(gradient))
+            with beside.reading(target, y, each, q):
+                measures = self.measure(batch, target, y, each, q)
+            norm = self.step_(gradient)
+            beside.join()
+            measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
+        return Update(priority=each.mean(0), measures=measures)
 
     def step_(self, gradient: Params) -> Tensor:
         """Move online and target parameters; returns each member's gradient norm."""
@@ -134,22 +142,19 @@ class Learner:
             polyak_(self.target, self.online, 1.0)
             self.refresh()
 
-    def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor, norm: Tensor) -> Update:
+    def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
         rewarded = batch.reward > 0
         same = target.q.mean(0).argmax(-1) == batch.action
-        measures = (
-            (batch.weight * each).mean(),
-            taken.mean(),
-            q.max(-1).values.mean(),
-            q.std(0, correction=0).mean(),
-            y.mean(),
-            (y >= self.ceiling).float().mean(),
-            same.float().mean(),
-            rewarded.float().mean(),
-            (same & rewarded).float().mean(),
-            norm.mean(),
-            (norm > self.settings.clip).float().mean(),
-        )
-        return Update(priority=each.mean(0), measures=dict(zip(MEASURES, measures, strict=True)))
+        return {
+            "loss": (batch.weight * each).mean(),
+            "q_taken": taken.mean(),
+            "q_max": q.max(-1).values.mean(),
+            "q_spread": q.std(0, correction=0).mean(),
+            "target": y.mean(),
+            "clipped": (y >= self.ceiling).float().mean(),
+            "same_action": same.float().mean(),
+            "rewarded": rewarded.float().mean(),
+            "same_action_and_rewarded": (same & rewarded).float().mean(),
+        }

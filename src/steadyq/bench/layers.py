@@ -1,0 +1,75 @@
+"""Each convolution of the ensemble through the kernels, beside what the device could do at best."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from steadyq.bench.clock import milliseconds
+from steadyq.bench.updates import BATCH, Case, Rates
+from steadyq.nets import kernels
+from steadyq.nets.encoders import Conv
+from steadyq.value.capture import Captured
+
+
+def layer_times(case: Case, rates: Rates, device: torch.device) -> list[dict[str, Any]]:
+    """Milliseconds of each pass over each kind of convolution, all members together, in bf16; one row a kind."""
+    kinds: dict[Conv, list[str]] = {}
+    for name, layer in case.network.layers.items():
+        if isinstance(layer, Conv):
+            kinds.setdefault(layer, []).append(name)
+    rows = []
+    for first, (conv, names) in enumerate(kinds.items()):
+        shown = case.members if first else 1  # all members see the one observation
+        passes = _passes(conv, case.members, shown, device)
+        if not first:
+            del passes["input gradient"]  # nobody wants the observation's
+        times = {name: milliseconds(_captured(run, device), device, budget=0.2) for name, run in passes.items()}
+        floor = floor_ms(conv, case.members, shown, rates)
+        rows.append({"layers": names, "shape": _shape(conv), "ms": times, "floor_ms": floor})
+    return rows
+
+
+def _shape(conv: Conv) -> str:
+    return f"{conv.size}x{conv.size} {conv.inputs}->{conv.outputs} @{conv.image[0]}" + (
+        "/2" if conv.stride == 2 else ""
+    )
+
+
+def floor_ms(conv: Conv, members: int, shown: int, rates: Rates) -> float:
+    """Arithmetic at the best rate, or reading the input and writing the output once in bf16, whichever takes longer.
+
+    `shown` inputs are read by the members: one each, or one by all.
+    """
+    arithmetic = 2 * conv.multiplications * members * BATCH / rates.bf16_flops
+    read = conv.inputs * math.prod(conv.image_out if conv.size < conv.stride else conv.image)
+    written = conv.outputs * math.prod(conv.image_out)
+    numbers = BATCH * (shown * read + members * written) + members * math.prod(conv.weight_shape)
+    return 1e3 * max(arithmetic, 2 * numbers / rates.bytes_per_second)
+
+
+def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """The launches as training makes them: ReLU and gate ride along."""
+    noise = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=noise).to(torch.bfloat16)
+
+    x = random(shown, BATCH, *conv.image, conv.inputs)
+    g = random(members, BATCH, *conv.image_out, conv.outputs)
+    packed = random(members, conv.outputs, conv.size, conv.size, conv.inputs)
+    weight, bias = packed.permute(0, 1, 4, 2, 3), random(members, conv.outputs)
+    relu, gate = conv.size > 1, x if conv.size > 1 else None
+    size, stride = conv.image, conv.stride
+    return {
+        "forward": lambda: kernels.run_forward(x, weight, bias, None, stride, relu),
+        "input gradient": lambda: kernels.run_input_gradient(g, weight, None, gate, None, None, *size, stride),
+        "weight gradient": lambda: kernels.run_weight_gradient(x, g, conv.size, stride)[0],
+    }
+
+
+def _captured(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    nothing = torch.zeros((), device=device)
+    run = Captured(lambda _: function(), device)
+    return lambda: run(nothing)
