@@ -17,7 +17,7 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sheets import Row, sheets
-from steadyq.bench.updates import Case, PlainLoop, Rates, floors, peak_memory, timed_form, update_of
+from steadyq.bench.updates import Case, PlainLoop, Rates, backends, floors, peak_memory, timed_form, update_of
 from steadyq.cpu import settle
 from steadyq.errors import UserError
 from steadyq.nets import kernels
@@ -145,7 +145,7 @@ def _repeat(function: Callable[[], None], times: int) -> None:
 
 
 def _plain(case: Case, device: torch.device) -> Row:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    backends(False, search=True)
     with peak_memory(device) as memory:
         update_ms = milliseconds(PlainLoop(case, device), device, warm=3)
     return {"update_ms": update_ms} | ({"peak_gb": memory["gb"]} if memory else {})

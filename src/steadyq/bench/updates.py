@@ -4,7 +4,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,12 +55,15 @@ class Case:
         outputs, image = spec.num_actions * self.atoms, (channels, height, width)
         return ResNet(image, outputs, self.scale) if self.scale else MinAtarNet(image, outputs)
 
+    def ensemble(self, form: Form, dtype: torch.dtype = torch.float32) -> Ensemble:
+        """All members in a form."""
+        actions, pixel_max = self.spec.num_actions, self.spec.pixel_max
+        return Ensemble(self.network, self.members, actions, self.atoms, pixel_max, form, dtype)
+
     def learner(self, form: Form, dtype: torch.dtype, device: torch.device, kind: type[Learner] = Learner) -> Learner:
         """The ensemble's learner in a form."""
-        actions, pixel_max = self.spec.num_actions, self.spec.pixel_max
-        ensemble = Ensemble(self.network, self.members, actions, self.atoms, pixel_max, form, dtype)
-        estimator = Quantile(self.atoms)
-        return kind(ensemble, estimator, Controlled(), SETTINGS, torch.Generator().manual_seed(0), device)
+        estimator, generator = Quantile(self.atoms), torch.Generator().manual_seed(0)
+        return kind(self.ensemble(form, dtype), estimator, Controlled(), SETTINGS, generator, device)
 
     def ring(self, device: torch.device) -> Ring:
         """A replay buffer full of noise."""
@@ -101,10 +104,9 @@ class PlainLoop:
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.ring, self.draws = case, case.ring(device), Draws(case.members)
-        self.learner = case.learner("loop", torch.float32, torch.device("cpu"))  # for its functions
-        actions, pixel_max = case.spec.num_actions, case.spec.pixel_max
-        self.one = Ensemble(case.network, 1, actions, case.atoms, pixel_max, "loop")
-        initial = self.learner.online
+        self.estimator, self.operator = Quantile(case.atoms), Controlled()
+        self.one = replace(case.ensemble("loop"), members=1)
+        initial = case.ensemble("loop").initial(torch.Generator().manual_seed(0))
         self.online: list[Params] = [
             {name: p[i : i + 1].to(device).clone().requires_grad_() for name, p in initial.items()}
             for i in range(case.members)
@@ -119,11 +121,11 @@ class PlainLoop:
         drawn = self.draws().to(self.device)
         batch = self.ring.sample(drawn[:BATCH])
         draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
-        estimator = self.learner.estimator
+        estimator = self.estimator
         with torch.no_grad():
             z = torch.cat([self.one.forward(one, batch.next_observation) for one in self.target])
             values = Values(z, estimator.q(z))
-            z_next = self.learner.operator(values, values, batch, draw)
+            z_next = self.operator(values, values, batch, draw)
             y = estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
         priority = torch.zeros(BATCH, device=self.device)
         for i, (online, target, adam) in enumerate(zip(self.online, self.target, self.adams, strict=True)):
@@ -146,7 +148,8 @@ class CompiledGrouped(Learner):
     def values(self, params: Params, observation: Tensor) -> Values:
         """Distributions and means at the observations."""
         if not hasattr(self, "compiled"):
-            self.compiled = torch.compile(self.forward)
+            torch.compiler.reset()  # or a few scales in one process exhaust what may be compiled of one function
+            self.compiled = torch.compile(self.forward, dynamic=False)
         z = self.compiled(params, observation)
         return Values(z, self.estimator.q(z))
 
@@ -275,11 +278,19 @@ def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
         found["gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
 
 
+def backends(tf32: bool, *, search: bool) -> None:
+    """Whether float32 products may be rounded to TF32, and whether cuDNN times its algorithms to choose (training
+    takes those it suggests, so that a continued run repeats itself).
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = search
+
+
 def timed_form(
     case: Case, form: Form, dtype: torch.dtype, device: torch.device, *, compiled: bool = False, detail: bool = False
 ) -> dict[str, Any]:
     """Time one form: the update, and with `detail` its parts and acting."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32  # as in training
+    backends(dtype != torch.float32, search=compiled)
     with peak_memory(device) as memory:
         learner = case.learner(form, dtype, device, CompiledGrouped if compiled else Learner)
         ring = case.ring(device)
