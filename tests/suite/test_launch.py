@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from steadyq import cli
@@ -149,12 +151,21 @@ def test_a_worker_says_busy_when_the_folder_is_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "share", "gpus", "parallel"),
-    [(8, 0.5, 2, 4), (3, 0.1, 1, 3), (8, 1 / 3, 1, 3), (8, 0.6, 2, 2), (8, 1.0, 1, 1), (3, 0.0, 4, 3)],
+    ("jobs", "share", "gpus", "parallel", "learning"),
+    [
+        (8, 0.5, 2, 4, 2),
+        (3, 0.1, 1, 3, 1),
+        (8, 1 / 3, 1, 3, 1),
+        (8, 0.6, 2, 2, 2),
+        (1, 0.5, 2, 1, 1),
+        (3, 0.0, 4, 3, 3),
+    ],
 )
-def test_slots_are_jobs_and_whole_shares(jobs: int, share: float, gpus: int, parallel: int, tmp_path: Path) -> None:
+def test_slots_are_jobs_and_whole_shares(
+    jobs: int, share: float, gpus: int, parallel: int, learning: int, tmp_path: Path
+) -> None:
     launcher = LocalProcesses(tmp_path, jobs, share, gpus)
-    assert launcher.parallel == parallel
+    assert (launcher.parallel, launcher.learning) == (parallel, learning)
     assert launcher.on_gpu == bool(share)
 
 
@@ -241,18 +252,36 @@ def test_a_cost_here_is_timed_where_the_runs_will_train(study: Study, monkeypatc
     assert seen == ["cpu", "auto"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
+    study = find_study("atari100k").changed(games=["Alien"], seeds=1)
+    for settings in ({"compute.precision": "bf16"}, {"compute.device": "cuda"}):
+        wanting = study.changed(settings=settings)
+        (entry,) = make_plan(wanting, tmp_path / "s", here=False).entries
+        assert entry.run.recipe.to_dict() == wanting.runs()[0].recipe.override({"compute.threads": 1}).to_dict()
+        assert cost.gpu_time(entry.run, "NVIDIA H200") is not None
+        with pytest.raises(UserError, match="GPU"):
+            make_plan(wanting, tmp_path / "s")
+    recipe = study.runs()[0].recipe.override({"compute.device": "cuda", "compute.precision": "fp32"})
+    assert cost.possible_here(recipe).compute.device == "cpu"
+    assert cost.possible_here(recipe).compute.precision == "fp32"
+
+
 def test_paper_scale_costs_what_was_measured() -> None:
     (gpu,) = cost.gpus()
     (run, *_) = find_study("atari100k").changed(scale="paper", seeds=1, games=["Alien"]).runs()
     found = cost.gpu_time(run, gpu)
     assert found is not None
     assert found.factor == 1.0
-    assert found.seconds == pytest.approx(392_000 * 0.01687 + 100_000 * 0.00049)
+    (row,) = (row for row in cost.measured() if (row.members, row.scale) == (16, 4))
+    assert found.seconds == pytest.approx(392_000 * row.update_ms / 1e3 + 100_000 * row.act_ms / 1e3)
     half = PlannedRun(run.name, run.label, run.recipe.override({"ensemble.members": 8}))
     scaled = cost.gpu_time(half, gpu)
     assert scaled is not None
     assert 0.3 < scaled.seconds / found.seconds < 0.7
     assert scaled.factor != 1.0
+    exact = PlannedRun(run.name, run.label, run.recipe.override({"compute.precision": "fp32"}))
+    assert cost.gpu_time(exact, gpu) is None
     (small, *_) = find_study("minatar").runs()
     assert cost.gpu_time(small, gpu) is None
 
@@ -292,9 +321,25 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     assert stop.value.code == 0
     assert "130 runs" in said
     assert "50,960,000 updates" in said
-    assert "240.6 GPU-hours" in said
-    assert "11 machines with one such GPU would finish in a day" in said
+    (row,) = (row for row in cost.measured() if (row.members, row.scale) == (16, 4))
+    hours = 130 * (392 * row.update_ms + 100 * row.act_ms) / 3600
+    assert f"{hours:.1f} GPU-hours" in said
+    assert f"{math.ceil(hours / 24)} machines with one such GPU would finish in a day" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_it_could_not_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cost, "seconds_per_update", lambda recipe, spec: 70.0)
+    study = Path(__file__).parents[2] / "studies" / "precision.toml"
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", str(study), "--dry-run"])
+    assert "not counted: 4 runs whose network or precision was not timed on it" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "atari100k", "--games", "Alien", "--compute.precision", "fp32", "--dry-run"])
+    assert "no measured time of an update of network resnet in fp32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def sweep(words: list[str]) -> int:
         plan,
         OUT,
         where=launcher.words,
-        parallel=launcher.parallel,
+        learning=launcher.learning,
         on_gpu=launcher.on_gpu,
         gpu_hours=options.dry_run,
     )

@@ -36,10 +36,11 @@ class RayCluster:
             ray.shutdown()
             raise UserError("--gpus-per-run: no node of the Ray cluster has a GPU")
         slots = have.get("CPU", 1.0) / threads
-        self.parallel = max(1, int(min(slots, gpus / self.gpus) if self.gpus else slots))
+        parallel = max(1, int(min(slots, gpus / self.gpus) if self.gpus else slots))
+        self.learning = min(parallel, int(gpus)) if self.gpus else parallel
         nodes = sum(node["Alive"] for node in ray.nodes())
         share = f", {self.gpus:g} GPU each" if self.gpus else ""
-        runs = f"{self.parallel} run{'s' * (self.parallel > 1)} at a time"
+        runs = f"{parallel} run{'s' * (parallel > 1)} at a time"
         self.words = f"Ray cluster of {nodes} node{'s' * (nodes > 1)}, {runs}{share}"
         self.tasks: dict[Any, Any] = {}
 

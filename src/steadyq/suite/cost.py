@@ -78,7 +78,7 @@ def gpu_time(run: PlannedRun, gpu: str) -> GpuTime | None:
     """A run's learning and acting on a GPU, scaled by arithmetic from the nearest size measured; None if unknown."""
     recipe = run.recipe
     candidates = [row for row in measured() if (row.gpu, row.network) == (gpu, recipe.network.kind)]
-    if not candidates:
+    if not candidates or recipe.compute.precision not in ("auto", "bf16"):  # which is what was measured
         return None
     mine = _work(recipe)
     # Narrow channels run less efficiently than wide ones, so a measurement of the same width comes first.
@@ -93,12 +93,21 @@ def gpus() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.gpu for row in measured()))
 
 
+def possible_here(recipe: Recipe, on_gpu: bool = True) -> Recipe:
+    """The recipe as this machine can build it, though another with a GPU will train it."""
+    if on_gpu and torch.cuda.is_available():
+        return recipe
+    exact = recipe.compute.precision == "fp32"
+    device = "cpu" if not on_gpu or recipe.compute.device == "cuda" else recipe.compute.device
+    return recipe.override({"compute.device": device, "compute.precision": "fp32" if exact else "auto"})
+
+
 def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, float]:
     """Learning time of each run on this machine, by name: one update of every size is timed."""
     timed: dict[tuple[object, ...], float] = {}
     found = {}
     for run in runs:
-        recipe = run.recipe if on_gpu else run.recipe.override({"compute.device": "cpu"})
+        recipe = possible_here(run.recipe, on_gpu)
         size = (recipe.network, recipe.ensemble, recipe.estimator, recipe.replay.batch, recipe.operator.kind)
         key = (*size, recipe.protocol.backend, recipe.compute)
         if key not in timed:
@@ -133,6 +142,6 @@ def _measured_recipe(network: str, members: int, scale: int, batch: int) -> Reci
 
 @cache
 def _work(recipe: Recipe) -> float:
-    ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+    ensemble = ensemble_for(possible_here(recipe), envs.spec(recipe.env, recipe.protocol))
     one = sum(layer.multiplications for layer in ensemble.network.layers.values())
     return float(one * ensemble.members * recipe.replay.batch)

@@ -31,8 +31,8 @@ class Launcher(Protocol):
 
     words: str
     """What it is, for the plan."""
-    parallel: int
-    """Runs at the same time, as far as known."""
+    learning: int
+    """Runs that learn at the same time at full speed, as far as known: those on one GPU share it."""
     on_gpu: bool
     """Whether runs get a share of a GPU."""
 

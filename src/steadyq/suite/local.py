@@ -38,6 +38,7 @@ class LocalProcesses:
         self.gpus = range(gpus) if gpus_per_run else range(0)
         self.on_gpu = bool(self.gpus)
         self.parallel = min(jobs, slots(gpus_per_run) * gpus) if self.on_gpu else jobs
+        self.learning = min(self.parallel, gpus) if self.on_gpu else self.parallel
         cards = f"{gpus} GPU{'s' * (gpus > 1)}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
         self.words = f"this machine ({cards}), {self.parallel} run{'s' * (self.parallel > 1)} at a time"
 

@@ -16,7 +16,7 @@ from steadyq.agent import device_for, ensemble_for
 from steadyq.errors import UserError
 from steadyq.progress import clock
 from steadyq.runs import RunFolder
-from steadyq.suite.cost import HOURS_A_DAY, GpuTime, gpu_time, gpus, seconds_here
+from steadyq.suite.cost import HOURS_A_DAY, GpuTime, gpu_time, gpus, possible_here, seconds_here
 from steadyq.suite.suites import STUDY_FILE, PlannedRun, Study, sweep_study
 
 TAIL_BYTES = 8192
@@ -77,9 +77,9 @@ def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
         if not run.recipe.compute.threads:
             run = dataclasses.replace(run, recipe=run.recipe.override({"compute.threads": 1}))
         if (run.label, run.recipe.env) not in tried:
-            ensemble_for(run.recipe, envs.spec(run.recipe.env, run.recipe.protocol))
-            if here:
-                device_for(run.recipe)
+            recipe = run.recipe if here else possible_here(run.recipe)
+            ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+            device_for(recipe)
             tried.add((run.label, run.recipe.env))
         entries.append(Entry(run, RunFolder(out / run.name)))
     study = joined(study, out)
@@ -112,8 +112,11 @@ def _check_out(out: Path) -> None:
         raise UserError(f"cannot write to {parent}: choose another --out")
 
 
-def describe(plan: Plan, console: Console, *, where: str, parallel: int, on_gpu: bool, gpu_hours: bool) -> None:
-    """Print what will run, where, and what it costs; `gpu_hours` adds the time on a GPU whose updates were measured."""
+def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu: bool, gpu_hours: bool) -> None:
+    """Print what will run, where, and what it costs with `learning` runs at a time.
+
+    `gpu_hours` adds the time on a GPU whose updates were measured.
+    """
     study, entries = plan.study, plan.entries
     first = entries[0].run.recipe
     games, seeds = len({e.run.recipe.env for e in entries}), len({e.run.recipe.seed for e in entries})
@@ -152,7 +155,7 @@ def describe(plan: Plan, console: Console, *, where: str, parallel: int, on_gpu:
     updates, seconds = sum(entry.run.updates for entry in todo), sum(costs.values())
     console.print(
         f"total: {len(todo)} runs to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one after "
-        f"another; {where}: about {clock(seconds / max(1, min(parallel, len(todo))))}",
+        f"another; {where}: about {clock(seconds / max(1, min(learning, len(todo))))}",
         soft_wrap=True,
     )
     if gpu_hours:
@@ -168,8 +171,11 @@ def _describe_gpu(todo: Sequence[Entry], console: Console) -> None:
         if known:
             _describe_times(gpu, known, console)
             told = True
+        if known and len(known) < len(todo):
+            console.print(f"not counted: {len(todo) - len(known)} runs whose network or precision was not timed on it")
     if todo and not told:
-        kinds = sorted({entry.run.recipe.network.kind for entry in todo})
+        sections = [(entry.run.recipe.network.kind, entry.run.recipe.compute.precision) for entry in todo]
+        kinds = sorted({f"{kind} in {precision}" if precision != "auto" else kind for kind, precision in sections})
         console.print(f"on a GPU: no measured time of an update of network {', '.join(kinds)}")
 
 
