@@ -13,7 +13,7 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, update_of
 from steadyq.drive import Interrupted, train
-from steadyq.nets import kernels
+from steadyq.nets import convolution
 from steadyq.nets.streams import Beside
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
@@ -198,7 +198,7 @@ def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch
         return {name: p.clone() for name, p in learner.online.items()}
 
     beside = learned()
-    monkeypatch.setattr(kernels, "Beside", InOrder)
+    monkeypatch.setattr(convolution, "Beside", InOrder)
     monkeypatch.setattr(steadyq.value.learner, "Beside", InOrder)
     for name, p in learned().items():
         assert torch.equal(p, beside[name]), name

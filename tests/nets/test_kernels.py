@@ -17,6 +17,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETED:
     from steadyq.nets import kernels
+    from steadyq.nets.convolution import conv, conv_reference, trunk, trunk_reference
     from steadyq.nets.kernels import Config
 
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_under_the_interpreter starts")
@@ -87,9 +88,9 @@ def test_conv_and_all_gradients_equal_plain_convolutions(
 ) -> None:
     x, w, b, r = (t.clone() for t in tensors)
     inputs = [t.requires_grad_() for t in (x, w, b, r)]
-    y = kernels.conv(x, w, b, stride=stride, relu=True, residual=r)
+    y = conv(x, w, b, stride=stride, relu=True, residual=r)
     plain = [t.detach().double().requires_grad_() for t in inputs]
-    want = kernels.conv_reference(plain[0], plain[1], plain[2], stride=stride, relu=True, residual=plain[3])
+    want = conv_reference(plain[0], plain[1], plain[2], stride=stride, relu=True, residual=plain[3])
     close(y, want, 1e-6)
     dy = torch.randn(y.shape)
     for got, expected in zip(
@@ -101,23 +102,23 @@ def test_conv_and_all_gradients_equal_plain_convolutions(
 @inside
 def test_without_bias_residual_or_relu() -> None:
     x, w, _, _ = layer(2, 2, 5, 16, 16, 3, 1)
-    close(kernels.conv(x, w), kernels.conv_reference(x.double(), w.double()), 1e-6)
+    close(conv(x, w), conv_reference(x.double(), w.double()), 1e-6)
 
 
 @inside
 def test_a_residual_that_members_share_is_read_within_its_bounds() -> None:
     x, w, b, r = layer(2, 2, 5, 16, 16, 3, 1)
-    want = kernels.conv_reference(x.double(), w.double(), b.double(), residual=r[:1].double())
-    close(kernels.conv(x, w, b, residual=r[:1]), want, 1e-6)
+    want = conv_reference(x.double(), w.double(), b.double(), residual=r[:1].double())
+    close(conv(x, w, b, residual=r[:1]), want, 1e-6)
 
 
 @inside
 def test_half_precision_accumulates_in_float32() -> None:
     x, w, b, r = layer(2, 2, 5, 32, 32, 3, 1, dtype=torch.float16)
     w.requires_grad_()
-    y = kernels.conv(x, w, b, relu=True, residual=r)
+    y = conv(x, w, b, relu=True, residual=r)
     plain = w.detach().double().requires_grad_()
-    want = kernels.conv_reference(x.double(), plain, b.double(), relu=True, residual=r.double())
+    want = conv_reference(x.double(), plain, b.double(), relu=True, residual=r.double())
     close(y, want, 5e-4)
     (got,), (expected,) = torch.autograd.grad(y.sum(), w), torch.autograd.grad(want.sum(), plain)
     assert got.dtype == torch.float16
@@ -130,8 +131,8 @@ def test_half_precision_accumulates_in_float32() -> None:
 def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:
     x, w, b, r = layer(2, 2, 7, 16, 16, 3, 1)
     config = Config(strip=True, rows=rows, pair=pair, block_m=16)
-    want = kernels.conv_reference(x.double(), w.double(), b.double(), residual=r.double())
-    close(kernels.run_forward(x, w, b, r, 1, False, config), want, 1e-6)
+    want = conv_reference(x.double(), w.double(), b.double(), residual=r.double())
+    close(kernels.run_forward(x, w, b, residual=r, config=config), want, 1e-6)
     # what lies beyond the gradient must not be read: here it is NaN
     room = torch.full((2, 4, 9, 8, 16), float("nan"))
     g = room[:, 1:3, :7]
@@ -155,7 +156,7 @@ def test_weight_gradient_split_over_pixels(stride: int, programs: int) -> None:
 
 def _plain_weight_gradient(x: Tensor, w: Tensor, b: Tensor, g: Tensor, stride: int) -> tuple[Tensor, ...]:
     w, b = w.double().requires_grad_(), b.double().requires_grad_()
-    return torch.autograd.grad(kernels.conv_reference(x.double(), w, b, stride=stride), (w, b), g.double())
+    return torch.autograd.grad(conv_reference(x.double(), w, b, stride=stride), (w, b), g.double())
 
 
 def network(members: int, width: int) -> list[Tensor]:
@@ -175,39 +176,21 @@ def network(members: int, width: int) -> list[Tensor]:
 
 
 @inside
-@pytest.mark.parametrize("way", ["autograd", "func", "compiled func"])
-def test_trunk_and_its_gradient(way: str) -> None:
-    """torch.compile over torch.func once dropped the backward pass of an autograd.Function in silence; hence all
-    three.
-    """
-    params, x, strides = network(2, 8), torch.randn(1, 2, 5, 5, 4), (1, 2)
-
-    def loss(params: list[Tensor]) -> Tensor:
-        return kernels.trunk(x, params, strides).square().mean()
-
-    def plain(params: list[Tensor]) -> Tensor:
-        return kernels.trunk_reference(x.double(), params, strides).square().mean()
-
-    wide = [p.double().requires_grad_() for p in params]
-    want = torch.autograd.grad(plain(wide), wide)
-    if way == "autograd":
-        leaves = [p.requires_grad_() for p in params]
-        got = torch.autograd.grad(loss(leaves), leaves)
-    else:
-        step = torch.func.grad_and_value(loss)
-        if way == "compiled func":
-            step = torch.compile(step, fullgraph=True, backend="aot_eager")
-        got, value = step(params)
-        close(value, plain(wide), 1e-6)
-    for a, b in zip(got, want, strict=True):
+def test_trunk_and_its_gradient() -> None:
+    params, x, strides = [p.requires_grad_() for p in network(2, 8)], torch.randn(1, 2, 5, 5, 4), (1, 2)
+    value = trunk(x, params, strides).square().mean()
+    wide = [p.detach().double().requires_grad_() for p in params]
+    plain = trunk_reference(x.double(), wide, strides).square().mean()
+    close(value, plain, 1e-6)
+    for a, b in zip(torch.autograd.grad(value, params), torch.autograd.grad(plain, wide), strict=True):
         close(a, b, 2e-6)
 
 
 @inside
 def test_trunk_equals_the_chain_of_conv() -> None:
     params, x = network(1, 8), torch.randn(1, 1, 4, 4, 4).requires_grad_()
-    (got,) = torch.autograd.grad(kernels.trunk(x, params, (1, 2)).sum(), x)
-    (want,) = torch.autograd.grad(kernels.trunk_reference(x, params, (1, 2)).sum(), x)
+    (got,) = torch.autograd.grad(trunk(x, params, (1, 2)).sum(), x)
+    (want,) = torch.autograd.grad(trunk_reference(x, params, (1, 2)).sum(), x)
     close(got, want, 1e-5)
 
 
@@ -215,10 +198,10 @@ def test_trunk_equals_the_chain_of_conv() -> None:
 def test_stride_2_gradient_with_a_shortcut_beside() -> None:
     x, w, _, g = layer(2, 2, 7, 16, 16, 3, 2)
     _, shortcut, _, side = layer(2, 2, 7, 16, 16, 1, 2)
-    got = kernels.run_input_gradient(g, w, None, x, side, shortcut, 7, 8, 2)
+    got = kernels.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
     wide = x.double().requires_grad_()
-    y = kernels.conv_reference(wide, w.double(), stride=2)
-    z = kernels.conv_reference(wide, shortcut.double(), stride=2)
+    y = conv_reference(wide, w.double(), stride=2)
+    z = conv_reference(wide, shortcut.double(), stride=2)
     (want,) = torch.autograd.grad([y, z], wide, [g.double(), side.double()])
     close(got, want * (x > 0), 1e-6)
 
@@ -226,8 +209,8 @@ def test_stride_2_gradient_with_a_shortcut_beside() -> None:
 @inside
 def test_activations_in_another_memory_order_are_read_as_they_are() -> None:
     x, w, b, r = layer(2, 2, 5, 16, 32, 3, 1)
-    want = kernels.conv_reference(x.double(), w.double(), b.double(), residual=r.double())
-    close(kernels.conv(members_inside(x), w, b, residual=members_inside(r)), want, 1e-6)
+    want = conv_reference(x.double(), w.double(), b.double(), residual=r.double())
+    close(conv(members_inside(x), w, b, residual=members_inside(r)), want, 1e-6)
     for got, expected in zip(
         kernels.run_weight_gradient(members_inside(x), members_inside(r), 3, 1),
         _plain_weight_gradient(x, w, b, r, 1),

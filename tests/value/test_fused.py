@@ -121,18 +121,6 @@ def test_targets_get_no_gradient() -> None:
     assert y.grad is None
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_quantile_huber_under_torch_func(compiled: bool) -> None:
-    z, y = draw("random")
-    step = torch.func.grad_and_value(lambda z: fused.quantile_huber(z, y).sum())
-    if compiled:
-        step = torch.compile(step, fullgraph=True, backend="aot_eager")
-    grad, value = step(z)
-    loss, slope = by_hand(z, y, 1.0)
-    torch.testing.assert_close(value.double(), loss.sum(), rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(grad.double(), slope, rtol=1e-5, atol=1e-8)
-
-
 def test_quantile_huber_divides_by_both_counts() -> None:
     z, y = torch.randn(1, 1, 6), torch.randn(1, 1, 6)
     u = y.unsqueeze(-2) - z.unsqueeze(-1)

@@ -61,10 +61,10 @@ def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[
     packed = random(members, conv.outputs, conv.size, conv.size, conv.inputs)
     weight, bias = packed.permute(0, 1, 4, 2, 3), random(members, conv.outputs)
     relu, gate = conv.size > 1, x if conv.size > 1 else None
-    size, stride = conv.image, conv.stride
+    stride = conv.stride
     return {
-        "forward": lambda: kernels.run_forward(x, weight, bias, None, stride, relu),
-        "input gradient": lambda: kernels.run_input_gradient(g, weight, None, gate, None, None, *size, stride),
+        "forward": lambda: kernels.run_forward(x, weight, bias, stride=stride, relu=relu),
+        "input gradient": lambda: kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=gate),
         "weight gradient": lambda: kernels.run_weight_gradient(x, g, conv.size, stride)[0],
     }
 

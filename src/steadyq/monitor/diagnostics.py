@@ -218,7 +218,7 @@ def plasticity_probe(
     `forward(params, observation)` gives `[member, batch, ...]`. The targets are the present outputs plus unit Gaussian
     noise, so that a network is asked to learn as much wherever it stands; compare with freshly drawn parameters.
     """
-    copy = {name: p.detach().clone() for name, p in params.items()}
+    copy = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     state, adam = AdamState.zeros(copy), Adam(rate)
     with torch.no_grad():
         start = forward(copy, observation)
@@ -227,12 +227,11 @@ def plasticity_probe(
     def each(parts: Params) -> Tensor:
         return (forward(parts, observation) - start - noise).square().flatten(1).mean(1)
 
-    def total(parts: Params) -> Tensor:
-        return each(parts).sum()
-
     whole = torch.ones(start.shape[0], device=start.device)
     for _ in range(steps):
-        adam.step_(copy, torch.func.grad(total)(copy), state, whole)
+        gradient = torch.autograd.grad(each(copy).sum(), list(copy.values()))
+        with torch.no_grad():
+            adam.step_(copy, dict(zip(copy, gradient, strict=True)), state, whole)
     with torch.no_grad():
         return each(copy) / noise.square().mean()
 

@@ -2,7 +2,7 @@
 
 Three forms run the same wiring and are tested equal: `loop` runs the members one after another with ordinary layers
 (the reference), `stacked` runs all members at once (grouped convolutions, batched matrix products), `kernels` runs
-convolutions through `kernels.py`, which is where a GPU's time is won: `best_form` says when.
+convolutions through `convolution.py` and its GPU kernels, which is where a GPU's time is won: `best_form` says when.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadyq.nets import kernels
+from steadyq.nets import convolution, kernels
 from steadyq.nets.encoders import Conv, Layer, Network, ResNet
 from steadyq.value.shapes import Params
 
@@ -120,7 +120,7 @@ class Ensemble:
         def layer(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
             kind, weight, bias = self.layer(params, name)
             if isinstance(kind, Conv):
-                return kernels.conv(x, weight, bias, stride=kind.stride, relu=relu, residual=residual)
+                return convolution.conv(x, weight, bias, stride=kind.stride, relu=relu, residual=residual)
             x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x
             y = _linear(x, weight, bias)
             return functional.relu(y) if relu else y
@@ -129,7 +129,7 @@ class Ensemble:
             return self.network.wire(layer, x)
         *trunk, hidden, last = self.network.layers
         flat = [part for name in trunk for part in self.layer(params, name)[1:]]
-        features = kernels.trunk(x, flat, self.network.block_strides)
+        features = convolution.trunk(x, flat, self.network.block_strides)
         return layer(last, layer(hidden, features, relu=True))
 
 

@@ -19,15 +19,12 @@ wasted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-
-from steadyq.nets.streams import Beside
 
 try:
     import triton
@@ -697,8 +694,8 @@ def _run_product(
 
 
 def run_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool,
-    config: Config | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int = 1, relu: bool = False,
+    residual: Tensor | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the forward pass; `config` overrides the table."""
     x = _readable(x)
@@ -708,20 +705,19 @@ def run_forward(
 
 
 def run_input_gradient(
-    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, side: Tensor | None, side_weight: Tensor | None,
-    height: int, width: int, stride: int, config: Config | None = None,
+    g: Tensor, weight: Tensor, size: Sequence[int], *, stride: int = 1, add: Tensor | None = None,
+    gate: Tensor | None = None, side: tuple[Tensor, Tensor] | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    """Launch the input gradient: `(gradient + add) * (gate > 0)`.
+    """Launch the gradient of an input of height and width `size`: `(gradient + add) * (gate > 0)`.
 
-    At stride 2, `side` and `side_weight` add the input gradient of a 1x1 shortcut over the same input.
+    At stride 2, `side` adds that of a 1x1 shortcut over the same input: the gradient at its output, and its weight.
     """
     packed = _packed(weight)
     members, outputs, kernel, _, channels = packed.shape
     g = _readable(g)
+    height, width = size
     out = g.new_empty((members, g.shape[1], height, width, channels))
     add, gate = _matching(add, out), _matching(gate, out)
-    if side is not None and side_weight is not None:
-        side, side_weight = _matching(side, g), _packed(side_weight)
     if stride == 1:
         if side is not None:
             raise ValueError("at stride 1 the shortcut's input gradient is a convolution of its own: pass it as `add`")
@@ -733,14 +729,15 @@ def run_input_gradient(
         config = _config("spread", kernel, stride, height, channels, outputs, g.dtype)
         if side is not None:  # more live tiles per program: smaller ones keep two programs on a multiprocessor
             config = replace(config, block_m=64, block_n=32, block_k=32, warps=4, stages=2)
+    short, short_weight = (g, packed) if side is None else (_matching(side[0], g), _packed(side[1]))
     block_n = min(config.block_n, _power(channels))
     half = ((height + 1) // 2) * ((width + 1) // 2)
     grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
     _launch(
-        _spread_kernel, grid, g, packed, g if side is None else side, packed if side_weight is None else side_weight,
+        _spread_kernel, grid, g, packed, short, short_weight,
         out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
-        0 if side_weight is None else side_weight.stride(0), *_steps(g, members),
+        short_weight.stride(0), *_steps(g, members),
         w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
         has_side=side is not None, has_add=add is not None, has_gate=gate is not None,
@@ -804,188 +801,6 @@ def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, 
     return members, x.shape[1], height, width, outputs
 
 
-def _fake_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: int, relu: bool
-) -> Tensor:
-    return x.new_empty(_shape(x, weight, stride))
-
-
-def _fake_input_gradient(
-    g: Tensor, weight: Tensor, add: Tensor | None, gate: Tensor | None, side: Tensor | None, side_weight: Tensor | None,
-    height: int, width: int, stride: int,
-) -> Tensor:  # fmt: skip
-    return g.new_empty((weight.shape[0], g.shape[1], height, width, weight.shape[2]))
-
-
-def _fake_weight_gradient(x: Tensor, g: Tensor, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
-    members, outputs, channels = g.shape[0], g.shape[4], x.shape[4]
-    weight = x.new_empty((members, outputs, kernel, kernel, channels)).permute(0, 1, 4, 2, 3)
-    return weight, x.new_empty((members, outputs))
-
-
-# Opaque operators: torch.compile keeps them whole, torch.func unwraps for them. `torch.library.custom_op` would bring
-# an autograd layer of its own, which torch.func refuses inside a backward pass; here that layer is passed through.
-_library = torch.library.Library("steadyq", "FRAGMENT")
-
-
-def _register(schema: str, run: Any, fake: Any) -> None:
-    name = schema.partition("(")[0]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"steadyq::{name}", fake, lib=_library)
-
-
-_register(
-    "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int stride, bool relu) -> Tensor",
-    run_forward, _fake_forward,
-)  # fmt: skip
-_register(
-    "conv_input_gradient(Tensor g, Tensor weight, Tensor? add, Tensor? gate, Tensor? side, Tensor? side_weight, "
-    "int height, int width, int stride) -> Tensor",
-    run_input_gradient, _fake_input_gradient,
-)  # fmt: skip
-_register(
-    "conv_weight_gradient(Tensor x, Tensor g, int kernel, int stride) -> (Tensor, Tensor)",
-    run_weight_gradient, _fake_weight_gradient,
-)  # fmt: skip
-
-
-_ops = torch.ops.steadyq
-
-
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(x, weight, bias, residual, stride: int, relu: bool) -> Tensor:
-        return _ops.conv(x, weight, bias, residual, stride, relu)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        x, weight, bias, residual, stride, relu = inputs
-        ctx.save_for_backward(x, weight, output if relu else None)
-        ctx.stride, ctx.relu, ctx.has_bias, ctx.has_residual = stride, relu, bias is not None, residual is not None
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, weight, y = ctx.saved_tensors
-        g = torch.ops.aten.threshold_backward(dy, y, 0) if ctx.relu else dy
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = _ops.conv_input_gradient(g, weight, None, None, None, None, *x.shape[2:4], ctx.stride)
-            if x.shape[0] != dx.shape[0]:
-                dx = dx.sum(0, keepdim=True)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dw, db = _ops.conv_weight_gradient(x, g, weight.shape[-1], ctx.stride)
-        return dx, dw, db if ctx.has_bias else None, g if ctx.has_residual else None, None, None
-
-
-# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its
-# backward pass.
-@torch.compiler.allow_in_graph
-def _apply_conv(*args: Any) -> Tensor:
-    return _Conv.apply(*args)
-
-
-class _Trunk(torch.autograd.Function):
-    """Stem and residual blocks as one node: every ReLU gate and residual sum rides in some kernel's epilogue."""
-
-    @staticmethod
-    def forward(strides: tuple[int, ...], x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
-        beside = Beside(x.device)
-        y = _ops.conv(x, params[0], params[1], None, 1, True)
-        kept = [y]
-        for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
-            short = y
-            if shortcut:
-                with beside.reading(y):
-                    short = _ops.conv(y, *shortcut, None, stride, False)
-            middle = _ops.conv(y, w1, b1, None, stride, True)
-            beside.join()
-            y = _ops.conv(middle, w2, b2, short, 1, True)
-            kept += [middle, y]
-        return (y, *kept[:-1])
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.strides, x, *params = inputs
-        ctx.set_materialize_grads(False)  # or gradients of the kept activations, which nobody reads, are filled with 0
-        ctx.count = len(params)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(x, *params, *output[1:], output[0])
-
-    @staticmethod
-    def backward(ctx, dy, *_unused):
-        x, *saved = ctx.saved_tensors
-        params, kept = saved[: ctx.count], saved[ctx.count :]
-        blocks = list(_blocks(ctx.strides, params))
-        beside = Beside(dy.device)  # weight gradients lie off the chain of input gradients
-        grads: list[Any] = []
-        g = torch.ops.aten.threshold_backward(dy, kept[-1], 0)
-        for i, (stride, (w1, _, w2, _, *shortcut)) in reversed(list(enumerate(blocks))):
-            below, middle = kept[2 * i], kept[2 * i + 1]
-            with beside.reading(g):
-                second = _ops.conv_weight_gradient(middle, g, 3, 1)
-                sides = _ops.conv_weight_gradient(below, g, 1, stride) if shortcut else ()
-            dm = _ops.conv_input_gradient(g, w2, None, middle, None, None, *middle.shape[2:4], 1)
-            beside.join(leave=1)
-            with beside.reading(dm):
-                first = _ops.conv_weight_gradient(below, dm, 3, stride)
-            grads = [*first, *second, *sides, *grads]
-            size = below.shape[2:4]
-            if shortcut and stride == 2:
-                g = _ops.conv_input_gradient(dm, w1, None, below, g, shortcut[0], *size, stride)
-            else:
-                if shortcut:
-                    g = _ops.conv_input_gradient(g, shortcut[0], None, None, None, None, *size, stride)
-                g = _ops.conv_input_gradient(dm, w1, g, below, None, None, *size, stride)
-            beside.join(leave=1)
-        dx = None
-        if ctx.needs_input_grad[1]:
-            dx = _ops.conv_input_gradient(g, params[0], None, None, None, None, *x.shape[2:4], 1)
-            dx = dx if x.shape[0] == dx.shape[0] else dx.sum(0, keepdim=True)
-        stem = _ops.conv_weight_gradient(x, g, params[0].shape[-1], 1)
-        beside.join()
-        return None, dx, *stem, *grads
-
-
-def _blocks(strides: tuple[int, ...], params: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
-    """Split the flat parameters, stem first, into blocks: a 1x1 shortcut's weight and bias follow where the shape
-    changes.
-    """
-    at = 2
-    for stride in strides:
-        size = 6 if at + 4 < len(params) and params[at + 4].shape[-1] == 1 else 4
-        yield stride, params[at : at + size]
-        at += size
-
-
-@torch.compiler.allow_in_graph
-def _apply_trunk(*args: Any) -> Tensor:
-    return _Trunk.apply(*args)[0]
-
-
-def trunk(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
-    """Stem and residual blocks: `Block(x) = relu(conv2(relu(conv1(x))) + shortcut(x))`, conv1 and shortcut with the
-    block's stride.
-
-    `params` is flat: weight and bias of the stem (ReLU), then of each block's conv1, conv2 and, where it has one, 1x1
-    shortcut. Equal to the same chain of `conv`, with fewer passes over memory in the backward pass.
-    """
-    if not available(x):
-        return trunk_reference(x, params, strides)
-    return _apply_trunk(strides, x, *params)
-
-
-def trunk_reference(x: Tensor, params: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
-    """What `trunk` computes, in plain convolutions."""
-    y = conv_reference(x, params[0], params[1], relu=True)
-    for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
-        middle = conv_reference(y, w1, b1, stride=stride, relu=True)
-        beside = conv_reference(y, *shortcut, stride=stride) if shortcut else y
-        y = conv_reference(middle, w2, b2, relu=True, residual=beside)
-    return y
-
-
 def compiles(device: torch.device) -> bool:
     """Whether the kernels can be compiled for the device."""
     return triton is not None and device.type == "cuda"
@@ -994,35 +809,3 @@ def compiles(device: torch.device) -> bool:
 def available(x: Tensor) -> bool:
     """Whether the kernels can take `x`: Triton is there, and a GPU, or Triton's interpreter."""
     return triton is not None and (x.is_cuda or type(_tile_kernel).__name__ == "InterpretedFunction")
-
-
-def conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, relu: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Convolve each member's activations with its own weights: `y = relu(conv(x) + bias + residual)`.
-
-    `x[member, batch, y, x, channel]`, or `[1, batch, ...]` shared by all members; `weight[member, out, in, k, k]`
-    with k = 3 (padding 1) or 1 (none); `bias[member, out]`. Differentiable in x, weight, bias and residual, under
-    `torch.func` too.
-    """
-    if not available(x):
-        return conv_reference(x, weight, bias, stride=stride, relu=relu, residual=residual)
-    return _apply_conv(x, weight, bias, residual, stride, relu)
-
-
-def conv_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, relu: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """What `conv` computes, as one plain convolution per member."""
-    x = x.expand(weight.shape[0], *x.shape[1:])
-    y = torch.stack(
-        [
-            F.conv2d(x[m].permute(0, 3, 1, 2), w, None if bias is None else bias[m], stride, w.shape[-1] // 2)
-            for m, w in enumerate(weight)
-        ]
-    ).permute(0, 1, 3, 4, 2)
-    if residual is not None:
-        y = y + residual
-    return F.relu(y) if relu else y

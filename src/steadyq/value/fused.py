@@ -111,39 +111,17 @@ def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]
     return loss, slope
 
 
-def _fake_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-    return z.new_empty(z.shape[:-1]), torch.empty_like(z, memory_format=torch.contiguous_format)
-
-
-# An opaque operator: torch.compile keeps it whole, and autograd is passed through to the Function below.
-_library = torch.library.Library("steadyq", "FRAGMENT")
-_library.define("quantile_huber(Tensor z, Tensor y, float kappa) -> (Tensor, Tensor)")
-_library.impl("quantile_huber", _quantile_huber, "CompositeExplicitAutograd")
-_library.impl("quantile_huber", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_fake("steadyq::quantile_huber", _fake_quantile_huber, lib=_library)
-
-
 class _QuantileHuber(torch.autograd.Function):
     @staticmethod
-    def forward(z, y, kappa: float) -> tuple[Tensor, Tensor]:
-        return torch.ops.steadyq.quantile_huber(z, y, kappa)
+    def forward(ctx, z, y, kappa: float) -> Tensor:
+        loss, slope = _quantile_huber(z, y, kappa)
+        ctx.save_for_backward(slope)
+        return loss
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx, grad, _):
+    def backward(ctx, grad):
         (slope,) = ctx.saved_tensors
         return grad.unsqueeze(-1) * slope, None, None
-
-
-# Left to itself, torch.compile over torch.func.grad inlines an autograd.Function's forward pass and drops its
-# backward pass.
-@torch.compiler.allow_in_graph
-def _apply_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> Tensor:
-    return _QuantileHuber.apply(z, y, kappa)[0]
 
 
 def available(x: Tensor) -> bool:
@@ -157,7 +135,8 @@ def quantile_huber(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
     Equal to `quantile_huber_reference`, gradient included, without its K x K intermediate: pairs stay in registers on
     a GPU, and on a CPU sorting the targets replaces them.
     """
-    return _apply_quantile_huber(z, y.detach(), kappa)
+    loss: Tensor = _QuantileHuber.apply(z, y.detach(), kappa)
+    return loss
 
 
 @jit
