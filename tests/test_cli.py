@@ -82,7 +82,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--scales", "4by2"], "scale '4by2': write members x s"),
         (["bench", "--section", "gpus"], "section"),
         (["bench", "--markdown"], "--markdown goes with --show FILE"),
-        (["bench", "--show", "nowhere.json"], "not a file of `steadyq bench --json`"),
+        (["bench", "--show", "nowhere.json"], "no such file"),
+        (["bench", "--show", str(Path(__file__))], "not a file of `steadyq bench --json`"),
+        (["bench", "--show", "times.json", "--section", "cpu"], "--show prints a file and measures nothing"),
+        (["bench", "--json", "."], "this is a folder; name a file in it"),
         (["bench", "--json", "nowhere/times.json"], "there is no folder nowhere"),
     ],
 )

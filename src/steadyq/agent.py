@@ -12,6 +12,7 @@ from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.ensemble import Form, best_form
+from steadyq.nets.kernels import compiles
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder
 from steadyq.value.estimators import Estimator, Quantile, Scalar
@@ -40,6 +41,12 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 
+def wants_gpu(recipe: Recipe) -> bool:
+    """Whether the recipe asks for what a CPU does not do."""
+    compute = recipe.compute
+    return compute.device == "cuda" or compute.precision in ("tf32", "bf16") or compute.form == "kernels"
+
+
 def form_for(recipe: Recipe, network: Network) -> Form:
     """How the members run."""
     wanted = recipe.compute.form
@@ -47,6 +54,8 @@ def form_for(recipe: Recipe, network: Network) -> Form:
         return best_form(network, device_for(recipe))
     if wanted == "kernels" and not isinstance(network, ResNet):
         raise UserError(f"compute.form kernels runs the resnet network, not {recipe.network.kind}: use auto or stacked")
+    if wanted == "kernels" and not compiles(device_for(recipe)):
+        raise UserError("compute.form kernels needs a GPU and Triton: use auto, stacked or loop")
     return wanted
 
 

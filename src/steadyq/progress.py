@@ -131,8 +131,13 @@ def describe(training: "Training", steps: int, rates: tuple[float, float]) -> st
     return " · ".join(parts)
 
 
+def plural(number: int, what: str) -> str:
+    """One run, two runs, in figures."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def clock(seconds: float) -> str:
     """Seconds as 42 s, 7 min or 3.4 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

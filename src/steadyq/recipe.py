@@ -281,7 +281,7 @@ class ComputeSection:
     """Where it runs; not part of what a run is, so a run may continue elsewhere."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU if there is one."""
+    """auto takes a GPU if there is one; CUDA_VISIBLE_DEVICES says which, of several."""
     threads: int = 0
     """CPU threads; 0 takes one for small networks and all cores for large ones."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"

@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import steadyq
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe, flatten
 
@@ -308,7 +309,7 @@ class Writer:
 def provenance() -> dict[str, Any]:
     """Versions, commit and hardware, for everything that reports a number; a sweep's runs name the sweep's command."""
     packages = ("torch", "numpy", "gymnasium", "ale-py", "MinAtar", "envpool", "triton", "stable-baselines3")
-    versions = {"python": platform.python_version(), "steadyq": _version("steadyq")}
+    versions = {"python": platform.python_version(), "steadyq": steadyq.__version__}
     versions |= {name: found for name in packages if (found := _version(name))}
     return {
         "versions": versions,

@@ -262,6 +262,9 @@ def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study
         launch.launcher_for("ray", plan, None, 0.5, retries=1)
     with pytest.raises(UserError, match="--jobs is for this machine"):
         launch.launcher_for("ray", plan, 2, None, retries=1)
+    wanting = make_plan(study.changed(settings={"compute.device": "cuda"}), tmp_path / "s", here=False)
+    with pytest.raises(UserError, match=r"compute.device cuda, .* need a GPU: no node of the Ray cluster has one"):
+        launch.launcher_for("ray", wanting, None, None, retries=1)
 
 
 @pytest.mark.skipif(ray is not None, reason="Ray is installed")

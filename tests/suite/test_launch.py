@@ -255,16 +255,17 @@ def test_a_cost_here_is_timed_where_the_runs_will_train(study: Study, monkeypatc
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
     study = find_study("atari100k").changed(games=["Alien"], seeds=1)
-    for settings in ({"compute.precision": "bf16"}, {"compute.device": "cuda"}):
+    for settings in ({"compute.precision": "bf16"}, {"compute.device": "cuda"}, {"compute.form": "kernels"}):
         wanting = study.changed(settings=settings)
         (entry,) = make_plan(wanting, tmp_path / "s", here=False).entries
         assert entry.run.recipe.to_dict() == wanting.runs()[0].recipe.override({"compute.threads": 1}).to_dict()
         assert cost.gpu_time(entry.run, "NVIDIA H200") is not None
         with pytest.raises(UserError, match="GPU"):
             make_plan(wanting, tmp_path / "s")
-    recipe = study.runs()[0].recipe.override({"compute.device": "cuda", "compute.precision": "fp32"})
-    assert cost.possible_here(recipe).compute.device == "cpu"
-    assert cost.possible_here(recipe).compute.precision == "fp32"
+    recipe = study.runs()[0].recipe
+    assert cost.possible_here(recipe) == recipe
+    assert cost.possible_here(recipe, on_gpu=False).compute.device == "cpu"
+    assert cost.possible_here(recipe.override({"compute.form": "kernels"})).compute.form == "auto"
 
 
 def test_paper_scale_costs_what_was_measured() -> None:
@@ -333,13 +334,22 @@ def test_a_dry_run_says_what_it_could_not_cost(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cost, "seconds_per_update", lambda recipe, spec: 70.0)
-    study = Path(__file__).parents[2] / "studies" / "precision.toml"
-    with pytest.raises(SystemExit):
-        cli.main(["sweep", str(study), "--dry-run"])
-    assert "not counted: 4 runs whose network or precision was not timed on it" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        cli.main(["sweep", "atari100k", "--games", "Alien", "--compute.precision", "fp32", "--dry-run"])
-    assert "no measured time of an update of network resnet in fp32" in capsys.readouterr().out
+
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            cli.main(["sweep", *words, "--dry-run"])
+        return capsys.readouterr().out
+
+    study = tmp_path / "mixed.toml"
+    variants = '[variants.one]\ncompute.form = "auto"\n[variants.two]\ncompute.form = "stacked"\n'
+    study.write_text(f'games = ["Atari/Alien"]\nseeds = 1\n{variants}')
+    mixed = said(str(study))
+    assert "not counted: 1 run computing in a way not timed on it" in mixed
+    assert "would finish in a day" not in mixed
+    for wanted in (("precision", "fp32"), ("form", "stacked"), ("device", "cpu")):
+        alone = said("atari100k", "--games", "Alien", "--seeds", "1", f"--compute.{wanted[0]}", wanted[1])
+        assert "no measured time of an update of network resnet" in alone, wanted
+        assert "1 run (preset" in alone
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from steadyq.bench.updates import Case, PlainLoop, Rates, backends, floors, peak
 from steadyq.cpu import settle
 from steadyq.errors import UserError
 from steadyq.nets import kernels
+from steadyq.progress import plural
 from steadyq.runs import provenance, replace_text
 
 LAYER_SCALES = ((16, 4), (4, 2))
@@ -58,8 +59,10 @@ class Bench:
                 self.console.print(sheet.rich())
         return self.results
 
-    def keep(self) -> None:
-        """Write what has been measured so far."""
+    def keep(self, news: str = "") -> None:
+        """Write what has been measured so far, and say what is new."""
+        if news:
+            self.console.print(news, markup=False)
         if self.file is not None:
             replace_text(self.file, json.dumps(self.results, indent=2) + "\n")
 
@@ -86,16 +89,16 @@ class Bench:
                     row["hours_ratio_1"] = STEPS * (row["update_ms"] + row["act_ms"]) / 3.6e6
                     row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
                 rows.append({"members": members, "scale": scale, "form": name, **row})
-            self.keep()
-            self.console.print(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
+            self.keep(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
 
     def layers(self) -> None:
         """Each convolution at the scales of the presets."""
         device = torch.device("cuda")
         rates = Rates.measure(device)
-        self.results["layers"] = {
-            f"{members} x {scale}": layer_times(Case(members, scale), rates, device) for members, scale in LAYER_SCALES
-        }
+        found = self.results["layers"] = {}
+        for members, scale in LAYER_SCALES:
+            found[f"{members} x {scale}"] = layer_times(Case(members, scale), rates, device)
+            self.keep(f"convolutions at {members} x {scale}")
 
     def growth(self) -> None:
         """Time against members and replay ratio, in the default form."""
@@ -105,10 +108,12 @@ class Bench:
         for members in (1, 2, 4, 8, 16):
             row = timed_form(Case(members, 2), "kernels", torch.bfloat16, device)
             found["members"][members] = row["update_ms"]
+            self.keep(f"{plural(members, 'member')}: {row['update_ms']:.2f} ms")
         case = Case(4, 2)
         update = update_of(case.learner("kernels", torch.bfloat16, device), case.ring(device))
         for ratio in (1, 2, 4, 8):
             found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
+            self.keep(f"replay ratio {ratio}: {found['ratio'][ratio]:.2f} ms")
 
     def env(self) -> None:
         """Steps of real environments."""
@@ -120,23 +125,24 @@ class Bench:
                 except UserError as error:
                     self.console.print(f"{name}: {error}", markup=False)
                     break
+                self.keep(f"{name} x {lanes}: {found[f'{name} x {lanes}']:,.0f} steps/s")
 
     def cpu(self) -> None:
         """The MinAtar network on one CPU thread, as training runs it, beside other libraries."""
-        device, threads = torch.device("cpu"), torch.get_num_threads()
+        device, threads, rows = torch.device("cpu"), torch.get_num_threads(), list[Row]()
+        found = self.results["cpu"] = {"updates": rows, "others_ms": {}, "threads": 1}
         settle(1)
         try:
-            rows: list[Row] = []
             for members in (1, 4, 8, 16):
                 case = Case(members, capacity=1000)
                 plain = _plain(case, device)["update_ms"]
                 loop = timed_form(case, "loop", torch.float32, device)["update_ms"]
                 stacked = timed_form(case, "stacked", torch.float32, device)["update_ms"]
                 rows.append({"members": members, "plain_ms": plain, "loop_ms": loop, "stacked_ms": stacked})
-            others = sb3_updates(Case(1, capacity=1000))
+                self.keep(f"{plural(members, 'member')}: {stacked:.2f} ms")
+            found["others_ms"] = sb3_updates(Case(1, capacity=1000))
         finally:
             torch.set_num_threads(threads)
-        self.results["cpu"] = {"updates": rows, "others_ms": others, "threads": 1}
 
 
 def _repeat(function: Callable[[], None], times: int) -> None:
@@ -148,7 +154,7 @@ def _plain(case: Case, device: torch.device) -> Row:
     backends(False, search=True)
     with peak_memory(device) as memory:
         update_ms = milliseconds(PlainLoop(case, device), device, warm=3)
-    return {"update_ms": update_ms} | ({"peak_gb": memory["gb"]} if memory else {})
+    return {"update_ms": update_ms} | memory
 
 
 def _steps_per_second(name: str, lanes: int, seconds: float = 2.0) -> float:

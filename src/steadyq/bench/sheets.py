@@ -50,7 +50,7 @@ def sheets(results: Row) -> Iterator[Sheet]:
 
 def updates(rows: list[Row]) -> Sheet:
     """Every form at every scale."""
-    compiled = any("faster_than_compiled" in row for row in rows)
+    compiled, held = any("faster_than_compiled" in row for row in rows), any("held_gb" in row for row in rows)
     columns = [
         "members x s",
         "form",
@@ -58,9 +58,10 @@ def updates(rows: list[Row]) -> Sheet:
         "x plain",
         *["x compiled"] * compiled,
         "GB",
+        *["GB held"] * held,
         "act ms",
         "hours, ratio 1",
-        "4",
+        "hours, ratio 4",
     ]
 
     def cells(row: Row) -> tuple[str, ...]:
@@ -69,10 +70,10 @@ def updates(rows: list[Row]) -> Sheet:
         return (
             f"{row['members']} x {row['scale']}", row["form"], f"{row['update_ms']:.2f}",
             f"{row['faster_than_plain']:.1f}", *against, f"{row['peak_gb']:.1f}",
-            *acting,
+            *[f"{row['held_gb']:.1f}" if held else ""] * held, *acting,
         )  # fmt: skip
 
-    return Sheet("One update; hours of 100,000 steps", tuple(columns), [cells(row) for row in rows])
+    return Sheet("One update, and 100,000 steps of learning and acting", tuple(columns), [cells(row) for row in rows])
 
 
 def parts(rows: list[Row]) -> Sheet:
@@ -105,7 +106,7 @@ def layers(scale: str, rows: list[Row]) -> Sheet:
 
 def growth(name: str, values: dict[Any, float]) -> Sheet:
     """Time against one size."""
-    first, before = next(iter(values.values())), None
+    first, before = [*values.values(), 0.0][0], None
     rows = []
     for value, ms in values.items():
         step = "" if before is None else f"{(ms - before[1]) / (int(value) - before[0]):.2f}"

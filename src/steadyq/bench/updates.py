@@ -143,7 +143,7 @@ class PlainLoop:
 
 
 class CompiledGrouped(Learner):
-    """Grouped convolutions in channels-last order under `torch.compile`: the best one gets without writing kernels."""
+    """Grouped convolutions in channels-last order under `torch.compile`: PyTorch's own way to run members at once."""
 
     def values(self, params: Params, observation: Tensor) -> Values:
         """Distributions and means at the observations."""
@@ -266,16 +266,17 @@ def floors(case: Case, rates: Rates) -> dict[str, float]:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
-    """Measure the most GPU memory taken by tensors meanwhile, beyond what was taken before, in GB."""
+    """Measure the most GPU memory meanwhile, beyond that before, in GB: taken by tensors, and held by PyTorch."""
     found: dict[str, float] = {}
     if device.type == "cuda":
         gc.collect()  # a captured function and its owner refer to each other
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     yield found
     if device.type == "cuda":
-        found["gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
+        found["peak_gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
+        found["held_gb"] = round((torch.cuda.max_memory_reserved() - held) / 1e9, 2)
 
 
 def backends(tf32: bool, *, search: bool) -> None:
@@ -295,7 +296,7 @@ def timed_form(
         learner = case.learner(form, dtype, device, CompiledGrouped if compiled else Learner)
         ring = case.ring(device)
         row: dict[str, Any] = {"update_ms": milliseconds(update_of(learner, ring), device)}
-    row |= {"peak_gb": memory["gb"]} if memory else {}
+    row |= memory
     if detail:
         row["parts_ms"] = {
             name: milliseconds(part, device, budget=0.3) for name, part in parts_of(learner, ring).items()

@@ -94,12 +94,16 @@ def bench(words: list[str]) -> int:
 
     options = parse(BenchOptions, words)
     if options.show is not None:
+        if options.json or options.section or options.scales:
+            raise UserError("--show prints a file and measures nothing: leave out --json, --section and --scales")
         return _show_bench(options.show, options.markdown)
     if options.markdown:
         raise UserError("--markdown goes with --show FILE")
     scales = tuple(_scale(text) for text in options.scales)
     if options.json is not None and not options.json.parent.is_dir():
         raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.json is not None and options.json.is_dir():
+        raise UserError(f"--json {options.json}: this is a folder; name a file in it")
     run = Bench(OUT, tuple(options.section), compile=options.compile, file=options.json)
     run.scales = scales or run.scales
     run.run()
@@ -111,8 +115,12 @@ def _show_bench(path: Path, markdown: bool) -> int:
 
     try:
         found = list(sheets(json.loads(path.read_text())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--show {path}: not a file of `steadyq bench --json` ({type(error).__name__})") from None
+    except OSError as error:
+        raise UserError(f"--show {path}: {(error.strerror or 'cannot be read').lower()}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        found = []
+    if not found:
+        raise UserError(f"--show {path}: not a file of `steadyq bench --json`")
     for sheet in found:
         if markdown:
             print(f"{sheet.title}:\n\n{sheet.markdown()}\n")

@@ -45,7 +45,7 @@ class SweepOptions:
     out: Path | None = None
     """Folder of the sweep, on storage that all nodes share; by default sweeps/<suite>, preset and scale where given."""
     dry_run: bool = False
-    """Only print the plan and its cost, also on a GPU whose updates were measured."""
+    """Print the plan and its cost, here and on a GPU whose updates were measured; run nothing."""
 
 
 def sweep(words: list[str]) -> int:

@@ -74,9 +74,10 @@ def train(words: list[str]) -> int:
         updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
         updates *= recipe.replay.ratio
         each = seconds_per_update(recipe, spec)
+        digits = 1 if each < 0.1 else 0
         OUT.print(
             f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
-            f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:.3g} ms an update"
+            f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:,.{digits}f} ms an update"
         )
         if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
             OUT.print(

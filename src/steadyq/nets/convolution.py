@@ -107,16 +107,12 @@ class _Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, strides: tuple[int, ...], x: Tensor, *params: Tensor) -> Tensor:
-        beside, learns = Beside(x.device), any(ctx.needs_input_grad)
+        learns = any(ctx.needs_input_grad)
         y = run_forward(x, params[0], params[1], relu=True)
         kept = [y] if learns else []
         for stride, (w1, b1, w2, b2, *shortcut) in _blocks(strides, params):
-            short = y
-            if shortcut:
-                with beside.reading(y):
-                    short = run_forward(y, shortcut[0], shortcut[1], stride=stride)
+            short = run_forward(y, shortcut[0], shortcut[1], stride=stride) if shortcut else y
             middle = run_forward(y, w1, b1, stride=stride, relu=True)
-            beside.join()
             y = run_forward(middle, w2, b2, relu=True, residual=short)
             if learns:
                 kept += [middle, y]

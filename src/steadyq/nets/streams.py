@@ -14,6 +14,7 @@ class Beside:
 
     Memory that one stream gives back is handed out again there, while the other may still be reading it. So what is
     read on the second stream is kept until the first has waited for it, and what is made there is used after `join`.
+    Not for work inside `reading`, nor for several threads on one stream: the second of a second may be the first.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from steadyq.errors import UserError
+from steadyq.progress import plural
 from steadyq.report.charts import shown_name
 from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
 from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
@@ -139,7 +140,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
             panel = panels[place // across][place % across]
             edges = np.concatenate([[max(0.0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0.0], steps])
             image = panel.pcolormesh(edges, np.arange(len(layers) + 1), values.T, norm=norm, cmap="viridis")
-            panel.set_title(f"{label} ({_count(len(variants[label]), 'seed')})", fontsize=9)
+            panel.set_title(f"{label} ({plural(len(variants[label]), 'seed')})", fontsize=9)
             panel.invert_yaxis()
             panel.set_yticks(np.arange(len(layers)) + 0.5, layers if place % across == 0 else [], fontsize=6)
             panel.xaxis.set_major_formatter(_thousands)
@@ -324,10 +325,6 @@ def _colour(index: int) -> str:
 
 def _dashes(index: int) -> Any:
     return DASHES[index % len(DASHES)]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def positions(values: Sequence[Any]) -> tuple[list[float], bool]:

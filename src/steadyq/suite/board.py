@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from steadyq.progress import clock
+from steadyq.progress import clock, plural
 from steadyq.suite.plan import Entry, last_row
 
 SHOW_SECONDS, PLAIN_SECONDS = 1.0, 15.0
@@ -57,7 +57,10 @@ class Board:
 
     def _summary(self) -> str:
         states = [entry.state for entry in self.entries]
-        parts = [f"{states.count('finished')} of {len(states)} runs finished", f"{states.count('running')} running"]
+        parts = [
+            f"{states.count('finished')} of {plural(len(states), 'run')} finished",
+            f"{states.count('running')} running",
+        ]
         for state in ("elsewhere", "diverged", "failed"):
             parts += [f"{states.count(state)} {state}"] * (state in states)
         gained = self._done() - self.done_before

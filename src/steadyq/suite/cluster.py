@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steadyq.errors import UserError
+from steadyq.progress import plural
 from steadyq.recipe import Recipe, within
 from steadyq.runs import command_line
 from steadyq.suite.worker import Ending, train_once
@@ -40,8 +41,7 @@ class RayCluster:
         self.learning = min(parallel, int(gpus)) if self.gpus else parallel
         nodes = sum(node["Alive"] for node in ray.nodes())
         share = f", {self.gpus:g} GPU each" if self.gpus else ""
-        runs = f"{parallel} run{'s' * (parallel > 1)} at a time"
-        self.words = f"Ray cluster of {nodes} node{'s' * (nodes > 1)}, {runs}{share}"
+        self.words = f"Ray cluster of {plural(nodes, 'node')}, {plural(parallel, 'run')} at a time{share}"
         self.tasks: dict[Any, Any] = {}
 
     def room(self) -> bool:

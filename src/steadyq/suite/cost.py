@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from steadyq import envs
-from steadyq.agent import ensemble_for
+from steadyq.agent import ensemble_for, wants_gpu
 from steadyq.drive import seconds_per_update
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
@@ -78,7 +78,9 @@ def gpu_time(run: PlannedRun, gpu: str) -> GpuTime | None:
     """A run's learning and acting on a GPU, scaled by arithmetic from the nearest size measured; None if unknown."""
     recipe = run.recipe
     candidates = [row for row in measured() if (row.gpu, row.network) == (gpu, recipe.network.kind)]
-    if not candidates or recipe.compute.precision not in ("auto", "bf16"):  # which is what was measured
+    compute = recipe.compute
+    as_measured = compute.precision in ("auto", "bf16") and compute.form in ("auto", "kernels")
+    if not candidates or not as_measured or compute.device == "cpu":
         return None
     mine = _work(recipe)
     # Narrow channels run less efficiently than wide ones, so a measurement of the same width comes first.
@@ -97,9 +99,10 @@ def possible_here(recipe: Recipe, on_gpu: bool = True) -> Recipe:
     """The recipe as this machine can build it, though another with a GPU will train it."""
     if on_gpu and torch.cuda.is_available():
         return recipe
-    exact = recipe.compute.precision == "fp32"
-    device = "cpu" if not on_gpu or recipe.compute.device == "cuda" else recipe.compute.device
-    return recipe.override({"compute.device": device, "compute.precision": "fp32" if exact else "auto"})
+    changes = {"compute.device": "cpu"} if not on_gpu else {}
+    if wants_gpu(recipe):
+        changes = {"compute.device": "cpu", "compute.precision": "auto", "compute.form": "auto"}
+    return recipe.override(changes)
 
 
 def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, float]:

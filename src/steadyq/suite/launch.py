@@ -12,8 +12,10 @@ from typing import Protocol
 
 from rich.console import Console
 
+from steadyq.agent import wants_gpu
 from steadyq.drive import stop_requests
 from steadyq.errors import UserError
+from steadyq.progress import plural
 from steadyq.runs import replace_text
 from steadyq.suite.board import Board
 from steadyq.suite.local import local_launcher
@@ -63,7 +65,15 @@ def launcher_for(on: str, plan: Plan, jobs: int | None, gpus_per_run: float | No
         raise UserError("--jobs is for this machine: Ray places runs by CPUs and --gpus-per-run")
     from steadyq.suite.cluster import RayCluster
 
-    return RayCluster(on, max(run.recipe.compute.threads for run in runs), gpus_per_run, retries)
+    cluster = RayCluster(on, max(run.recipe.compute.threads for run in runs), gpus_per_run, retries)
+    if not cluster.on_gpu and (wanting := next((run for run in runs if wants_gpu(run.recipe)), None)):
+        cluster.close()
+        compute = wanting.recipe.compute
+        raise UserError(
+            f"compute.device {compute.device}, precision {compute.precision}, form {compute.form} need a GPU: "
+            "no node of the Ray cluster has one, or --gpus-per-run is 0"
+        )
+    return cluster
 
 
 def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2) -> int:
@@ -146,7 +156,7 @@ def _conclude(plan: Plan, stopped: bool, console: Console) -> int:
         if entry.state == "failed":
             console.print(f"failed: {entry.run.name}: {entry.message} (see {plan.out}/logs)", soft_wrap=True)
     told = ", ".join(f"{number} {state}" for state, number in count.items() if number) or "none finished"
-    console.print(f"{told} of {len(plan.entries)} runs")
+    console.print(f"{told} of {plural(len(plan.entries), 'run')}")
     if stopped:
         console.print("stopped: the same command continues where it was")
         return 130

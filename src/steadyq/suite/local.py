@@ -13,6 +13,7 @@ from typing import IO
 import torch
 
 from steadyq.errors import UserError
+from steadyq.progress import plural
 from steadyq.recipe import within
 from steadyq.runs import command_line
 from steadyq.suite.plan import Entry
@@ -39,8 +40,8 @@ class LocalProcesses:
         self.on_gpu = bool(self.gpus)
         self.parallel = min(jobs, slots(gpus_per_run) * gpus) if self.on_gpu else jobs
         self.learning = min(self.parallel, gpus) if self.on_gpu else self.parallel
-        cards = f"{gpus} GPU{'s' * (gpus > 1)}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
-        self.words = f"this machine ({cards}), {self.parallel} run{'s' * (self.parallel > 1)} at a time"
+        cards = f"{plural(gpus, 'GPU')}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
+        self.words = f"this machine ({cards}), {plural(self.parallel, 'run')} at a time"
 
     def room(self) -> bool:
         """Whether a slot is free."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from steadyq import envs
 from steadyq.agent import device_for, ensemble_for
 from steadyq.errors import UserError
-from steadyq.progress import clock
+from steadyq.progress import clock, plural
 from steadyq.runs import RunFolder
 from steadyq.suite.cost import HOURS_A_DAY, GpuTime, gpu_time, gpus, possible_here, seconds_here
 from steadyq.suite.suites import STUDY_FILE, PlannedRun, Study, sweep_study
@@ -123,8 +123,8 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     labels = list(dict.fromkeys(entry.run.label for entry in entries))
     console.print(f"[bold]{study.title}[/]  {study.question}", soft_wrap=True)
     console.print(
-        f"{games} game{'s' * (games > 1)} x {len(labels)} variant{'s' * (len(labels) > 1)} x {seeds} "
-        f"seed{'s' * (seeds > 1)} = {len(entries)} runs (preset {study.preset}, scale {first.scale}, "
+        f"{plural(games, 'game')} x {plural(len(labels), 'variant')} x {plural(seeds, 'seed')} = "
+        f"{plural(len(entries), 'run')} (preset {study.preset}, scale {first.scale}, "
         f"protocol {first.protocol.name})",
         soft_wrap=True,
     )
@@ -154,8 +154,8 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     console.print(table)
     updates, seconds = sum(entry.run.updates for entry in todo), sum(costs.values())
     console.print(
-        f"total: {len(todo)} runs to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one after "
-        f"another; {where}: about {clock(seconds / max(1, min(learning, len(todo))))}",
+        f"total: {plural(len(todo), 'run')} to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one "
+        f"after another; {where}: about {clock(seconds / max(1, min(learning, len(todo))))}",
         soft_wrap=True,
     )
     if gpu_hours:
@@ -169,17 +169,17 @@ def _describe_gpu(todo: Sequence[Entry], console: Console) -> None:
     for gpu in gpus():
         known = [found for entry in todo if (found := gpu_time(entry.run, gpu)) is not None]
         if known:
-            _describe_times(gpu, known, console)
+            _describe_times(gpu, known, len(known) == len(todo), console)
             told = True
         if known and len(known) < len(todo):
-            console.print(f"not counted: {len(todo) - len(known)} runs whose network or precision was not timed on it")
+            console.print(f"not counted: {plural(len(todo) - len(known), 'run')} computing in a way not timed on it")
     if todo and not told:
         sections = [(entry.run.recipe.network.kind, entry.run.recipe.compute.precision) for entry in todo]
         kinds = sorted({f"{kind} in {precision}" if precision != "auto" else kind for kind, precision in sections})
         console.print(f"on a GPU: no measured time of an update of network {', '.join(kinds)}")
 
 
-def _describe_times(gpu: str, known: Sequence[GpuTime], console: Console) -> None:
+def _describe_times(gpu: str, known: Sequence[GpuTime], whole: bool, console: Console) -> None:
     for row in dict.fromkeys(each.measured for each in known):
         scaled = sorted({f"{each.factor:.3g}" for each in known if each.measured == row and each.factor != 1.0})
         width = f"{row.scale} channels" if row.network == "minatar" else f"s={row.scale}"
@@ -194,8 +194,9 @@ def _describe_times(gpu: str, known: Sequence[GpuTime], console: Console) -> Non
     longest = max(each.seconds for each in known) / 3600
     console.print(
         f"{gpu}: {hours:,.1f} GPU-hours of learning and acting (environments and evaluation not included), "
-        f"{hours / len(known):.2f} a run; {machines} machine{'s' * (machines > 1)} with one such GPU would "
-        f"finish in a day" + ("" if longest <= HOURS_A_DAY else f", but for a single run of {longest:.0f} h"),
+        f"{hours / len(known):.2f} a run"
+        + (f"; {plural(machines, 'machine')} with one such GPU would finish in a day" if whole else "")
+        + ("" if longest <= HOURS_A_DAY else f", but for a single run of {longest:.0f} h"),
         soft_wrap=True,
     )
 

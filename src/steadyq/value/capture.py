@@ -1,6 +1,7 @@
 """Where a function of tensors becomes a CUDA graph, and where the host waits for one; on a CPU there is neither."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,12 +44,18 @@ class Captured:
 
     def _aside(self) -> Tensor:
         """Run on a side stream, as capturing wants of what comes before it."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = _aside(self.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = self.function(self.argument)
         torch.cuda.current_stream().wait_stream(stream)
         return result
+
+
+@cache
+def _aside(device: torch.device) -> Any:
+    """One stream for all that is not captured yet: each keeps the memory it was given."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Arriving:
