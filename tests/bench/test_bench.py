@@ -103,6 +103,16 @@ def test_a_table_of_convolutions_counts_each_as_often_as_it_runs() -> None:
     ]
 
 
+def test_a_bench_stopped_midway_prints_what_it_has() -> None:
+    """As `keep` leaves it: growth with ratio not begun, memory held known of one row of two."""
+    growing = sheets({"growth": {"members": {"1": 1.0, "2": 1.5}, "ratio": {}}})
+    assert [sheet.title for sheet in growing] == ["Growth with members (s = 2)"]
+    row = {"members": 4, "scale": 2, "form": "plain", "update_ms": 2.0, "faster_than_plain": 1.0, "peak_gb": 1.0}
+    updates, _ = sheets({"gpu": [row, {**row, "held_gb": 3.0}]})
+    at = updates.columns.index("GB held")
+    assert [cells[at] for cells in updates.rows] == ["", "3.0"]
+
+
 def test_a_clock_counts_calls_after_warming_up() -> None:
     calls: list[int] = []
     milliseconds(lambda: calls.append(1), CPU, budget=0.01, warm=7)

@@ -252,8 +252,8 @@ def test_a_cost_here_is_timed_where_the_runs_will_train(study: Study, monkeypatc
     assert seen == ["cpu", "auto"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
+def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     study = find_study("atari100k").changed(games=["Alien"], seeds=1)
     for settings in ({"compute.precision": "bf16"}, {"compute.device": "cuda"}, {"compute.form": "kernels"}):
         wanting = study.changed(settings=settings)

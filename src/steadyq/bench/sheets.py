@@ -40,7 +40,7 @@ def sheets(results: Row) -> Iterator[Sheet]:
     if "layers" in results:
         yield from (layers(scale, rows) for scale, rows in results["layers"].items())
     if "growth" in results:
-        yield from (growth(name, values) for name, values in results["growth"].items())
+        yield from (growth(name, values) for name, values in results["growth"].items() if values)
     if "env" in results:
         rows = [(name, f"{rate:,.0f}") for name, rate in results["env"].items()]
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
@@ -70,7 +70,7 @@ def updates(rows: list[Row]) -> Sheet:
         return (
             f"{row['members']} x {row['scale']}", row["form"], f"{row['update_ms']:.2f}",
             f"{row['faster_than_plain']:.1f}", *against, f"{row['peak_gb']:.1f}",
-            *[f"{row['held_gb']:.1f}" if held else ""] * held, *acting,
+            *[f"{row['held_gb']:.1f}" if "held_gb" in row else ""] * held, *acting,
         )  # fmt: skip
 
     return Sheet("One update, and 100,000 steps of learning and acting", tuple(columns), [cells(row) for row in rows])
@@ -106,7 +106,7 @@ def layers(scale: str, rows: list[Row]) -> Sheet:
 
 def growth(name: str, values: dict[Any, float]) -> Sheet:
     """Time against one size."""
-    first, before = [*values.values(), 0.0][0], None
+    first, before = next(iter(values.values())), None
     rows = []
     for value, ms in values.items():
         step = "" if before is None else f"{(ms - before[1]) / (int(value) - before[0]):.2f}"
