@@ -13,7 +13,9 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, update_of
 from steadyq.drive import Interrupted, train
-from steadyq.nets import convolution
+from steadyq.nets import convolution, kernels
+from steadyq.nets.convolution import conv_reference
+from steadyq.nets.encoders import Conv
 from steadyq.nets.streams import Beside
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
@@ -204,11 +206,49 @@ def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(p, beside[name]), name
 
 
+@pytest.mark.parametrize(("members", "scale"), [(4, 1), (4, 2), (4, 4), (16, 4)])
+def test_every_convolution_equals_float32_and_itself(members: int, scale: int) -> None:
+    """With the tiles that training uses, in bf16: to its rounding, and each launch like the one before."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    noise = torch.Generator(CUDA).manual_seed(0)
+    seen: dict[Any, torch.Tensor] = {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=CUDA, generator=noise).bfloat16()
+
+    layers = Case(members, scale).network.layers.values()
+    for conv in dict.fromkeys(layer for layer in layers if isinstance(layer, Conv)):
+        stride, size, ins, outs = conv.stride, conv.size, conv.inputs, conv.outputs
+        x, g, other = random(members, 32, *conv.image, ins), *(random(members, 32, *conv.image_out, outs) for _ in "12")
+        weight, short = (random(members, outs, k, k, ins).permute(0, 1, 4, 2, 3) for k in (size, 1))
+        bias = random(members, outs)
+        leaves = [t.float().requires_grad_() for t in (x, weight, bias)]
+        ends, gradients, side = [conv_reference(*leaves, stride=stride)], [g.float()], None
+        value = (ends[0].detach() + other).relu()
+        if stride == 2 and size == 3:
+            ends.append(conv_reference(leaves[0], short.float(), stride=2))
+            gradients.append(other.float())
+            side = (other, short)
+        dx, dw, db = torch.autograd.grad(ends, leaves, gradients)
+        del ends, gradients
+        for _ in range(2):
+            got = {
+                "forward": kernels.run_forward(x, weight, bias, stride=stride, relu=True, residual=other),
+                "input gradient": kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
+            }
+            got["weight gradient"], got["bias gradient"] = kernels.run_weight_gradient(x, g, size, stride)
+            for (name, mine), plain in zip(got.items(), (value, dx * (x > 0), dw, db), strict=True):
+                assert (mine.float() - plain).norm() < 4e-3 * plain.norm(), (name, conv)
+                assert torch.equal(seen.setdefault((name, conv), mine), mine), (name, conv)
+        seen.clear()
+
+
 def test_every_convolution_of_the_network_is_timed() -> None:
     rows = layer_times(Case(2, scale=1), Rates(1e15, 5e12), CUDA)
     assert sum(len(row["layers"]) for row in rows) == 20
     assert all(ms > 0 for row in rows for ms in row["ms"].values())
-    assert [len(row["ms"]) for row in rows] == [2] + [3] * 10
+    without = [row["shape"][:3] for row in rows if "input gradient" not in row["ms"]]
+    assert without == ["3x3", "1x1", "1x1", "1x1"]
 
 
 def test_updates_of_the_bench_are_captured() -> None:

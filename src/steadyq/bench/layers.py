@@ -25,8 +25,8 @@ def layer_times(case: Case, rates: Rates, device: torch.device) -> list[dict[str
     for first, (conv, names) in enumerate(kinds.items()):
         shown = case.members if first else 1  # all members see the one observation
         passes = _passes(conv, case.members, shown, device)
-        if not first:
-            del passes["input gradient"]  # nobody wants the observation's
+        if not first or conv.size == 1:  # nobody wants the observation's; a shortcut's is part of its neighbour's
+            del passes["input gradient"]
         times = {
             name: milliseconds(_captured(run, device), device, budget=0.2) / LAUNCHES for name, run in passes.items()
         }
@@ -54,7 +54,7 @@ def floor_ms(conv: Conv, members: int, shown: int, rates: Rates) -> float:
 
 
 def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """The launches as training makes them: ReLU and gate ride along."""
+    """The launches as training makes them: ReLU, gate and, at stride 2, the shortcut's input gradient ride along."""
     noise = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -64,11 +64,11 @@ def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[
     g = random(members, BATCH, *conv.image_out, conv.outputs)
     packed = random(members, conv.outputs, conv.size, conv.size, conv.inputs)
     weight, bias = packed.permute(0, 1, 4, 2, 3), random(members, conv.outputs)
-    relu, gate = conv.size > 1, x if conv.size > 1 else None
-    stride = conv.stride
+    relu, stride = conv.size > 1, conv.stride
+    side = (g, random(members, conv.outputs, 1, 1, conv.inputs).permute(0, 1, 4, 2, 3)) if stride == 2 else None
     return {
         "forward": lambda: kernels.run_forward(x, weight, bias, stride=stride, relu=relu),
-        "input gradient": lambda: kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=gate),
+        "input gradient": lambda: kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
         "weight gradient": lambda: kernels.run_weight_gradient(x, g, conv.size, stride)[0],
     }
 

@@ -199,9 +199,10 @@ def _strip_kernel(
             at = tl.dot(a, w1, at, input_precision=precision)
             below = tl.dot(a, w0, below, input_precision=precision)
         else:
-            a0 = tl.load(x_at + row * x_sy, mask=left & inside, other=0.0)
-            a1 = tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0)
-            a2 = tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0)
+            # The additions put the tiles into registers: three products read them there, not in shared memory.
+            a0 = tl.load(x_at + row * x_sy, mask=left & inside, other=0.0) + 0.0
+            a1 = tl.load(x_at + (row * x_sy + x_sx), mask=here & inside, other=0.0) + 0.0
+            a2 = tl.load(x_at + (row * x_sy + 2 * x_sx), mask=right & inside, other=0.0) + 0.0
             above = tl.dot(a0, w20, above, input_precision=precision)
             at = tl.dot(a0, w10, at, input_precision=precision)
             below = tl.dot(a0, w00, below, input_precision=precision)
@@ -257,7 +258,7 @@ def _spread_kernel(
         a_mask = (c + k < outputs)[None, :]
         w_mask = (c + k < outputs)[:, None] & (n < channels)[None, :]
         w_c = w_at + c * w_sk
-        g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0)
+        g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0) + 0.0  # into registers, as in `_strip_kernel`
         if has_side:
             s00 = tl.load(s_at + c, mask=here & a_mask, other=0.0)
             s_w = tl.load(s_w_at + c * channels, mask=w_mask, other=0.0)
@@ -265,9 +266,9 @@ def _spread_kernel(
         if kernel == 1:
             even = tl.dot(g00, tl.load(w_c, mask=w_mask, other=0.0), even, input_precision=precision)
         else:
-            g01 = tl.load(g_at + g_sx + c, mask=right & a_mask, other=0.0)
-            g10 = tl.load(g_at + g_sy + c, mask=under & a_mask, other=0.0)
-            g11 = tl.load(g_at + g_sy + g_sx + c, mask=cross & a_mask, other=0.0)
+            g01 = tl.load(g_at + g_sx + c, mask=right & a_mask, other=0.0) + 0.0
+            g10 = tl.load(g_at + g_sy + c, mask=under & a_mask, other=0.0) + 0.0
+            g11 = tl.load(g_at + g_sy + g_sx + c, mask=cross & a_mask, other=0.0) + 0.0
             w00 = tl.load(w_c, mask=w_mask, other=0.0)
             w01 = tl.load(w_c + w_sx, mask=w_mask, other=0.0)
             w02 = tl.load(w_c + 2 * w_sx, mask=w_mask, other=0.0)
@@ -521,14 +522,16 @@ channels made (out).
 """
 
 MEASURED: dict[Layer, Config] = {
+    ("forward", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=14, warps=4, stages=3),
+    ("input", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=3),
+    ("forward", 3, 1, 42, 64, 64): Config(strip=True, block_m=128, rows=14, warps=8, stages=3),
+    ("input", 3, 1, 42, 64, 64): Config(strip=True, block_m=128, rows=14, warps=8, stages=3),
     ("weight", 3, 1, 84, 4, 32): Config(block_m=64, block_n=32, block_k=128, warps=4, stages=2),
     ("forward", 3, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=4),
     ("weight", 3, 1, 42, 64, 64): Config(strip=True, block_m=64, warps=8, stages=3),
     ("forward", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
-    ("spread", 1, 2, 42, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
     ("weight", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, programs=256, warps=4, stages=3),
     ("forward", 1, 2, 21, 128, 256): Config(block_m=128, block_n=128, warps=4, stages=3),
-    ("spread", 1, 2, 21, 128, 256): Config(block_m=64, block_k=32, warps=4, stages=2),
     ("weight", 1, 2, 21, 128, 256): Config(block_m=128, programs=256, warps=4, stages=3),
     ("forward", 3, 1, 84, 4, 16): Config(strip=True, block_m=128, rows=7, pair=True, warps=8, stages=2),
     ("weight", 3, 1, 84, 4, 16): Config(block_m=64, block_n=16, block_k=128, programs=256, warps=4, stages=2),
@@ -538,14 +541,11 @@ MEASURED: dict[Layer, Config] = {
     ("input", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
     ("weight", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=8, stages=3),
     ("forward", 3, 2, 42, 32, 64): Config(block_m=256, block_k=32, warps=8, stages=2),
-    ("spread", 3, 2, 42, 32, 64): Config(block_m=128, block_n=32, warps=4, stages=2),
     ("forward", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
     ("input", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
     ("weight", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, programs=252, warps=4, stages=3),
-    ("spread", 1, 2, 84, 16, 32): Config(block_m=64, block_n=16, block_k=32, warps=4, stages=2),
     ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
     ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
-    ("spread", 1, 2, 21, 64, 128): Config(block_m=64, block_k=32, warps=4, stages=2),
     ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
 }
 """Configurations chosen by measurement on an H200; other layers follow `_default`."""
@@ -563,11 +563,8 @@ def _default(kind: str, kernel: int, stride: int, height: int, channels: int, ou
             return Config(strip=True, pair=True, block_m=64, rows=84, warps=8, stages=3)
         block_m, block_n = min(_power(kernel * kernel * channels), 128), min(_power(outputs), 128)
         return Config(block_m=block_m, block_n=block_n, warps=8 if block_n == 128 else 4)
-    if kind == "spread":
-        wide = channels > 32
-        return Config(
-            block_n=64 if wide else _power(channels), block_k=32, warps=8 if wide else 4, stages=3 if wide else 2
-        )
+    if kind == "spread":  # four accumulators: narrow tiles keep two programs on a multiprocessor
+        return Config(block_m=64, block_n=32, block_k=32, stages=2)
     if narrow:
         return Config(strip=True, pair=channels <= 16, block_m=64, rows=21, warps=4, stages=4 if channels >= 16 else 2)
     block_n = min(_power(outputs), 256)
@@ -725,13 +722,13 @@ def run_input_gradient(
         return out
     if stride != 2:
         raise ValueError(f"the input gradient is written for strides 1 and 2, not {stride}")
+    half = ((height + 1) // 2) * ((width + 1) // 2)
     if config is None:
         config = _config("spread", kernel, stride, height, channels, outputs, g.dtype)
-        if side is not None:  # more live tiles per program: smaller ones keep two programs on a multiprocessor
-            config = replace(config, block_m=64, block_n=32, block_k=32, warps=4, stages=2)
+        if g.dtype != torch.float32 and members * g.shape[1] * half * triton.cdiv(channels, 32) > 2**17:
+            config = replace(config, block_m=128)  # enough programs are left
     short, short_weight = (g, packed) if side is None else (_matching(side[0], g), _packed(side[1]))
     block_n = min(config.block_n, _power(channels))
-    half = ((height + 1) // 2) * ((width + 1) // 2)
     grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
     _launch(
