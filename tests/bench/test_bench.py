@@ -94,12 +94,14 @@ def test_a_convolution_is_bound_by_arithmetic_or_by_bytes() -> None:
 def test_a_table_of_convolutions_counts_each_as_often_as_it_runs() -> None:
     passes = {"forward": 0.1, "input gradient": 0.2, "weight gradient": 0.3}
     stem = {"layers": ["stem.0"], "shape": "3x3 4->16 @84", "floor_ms": 0.01, "ms": {"forward": 0.5}}
-    rows = [stem, {"layers": ["a", "b"], "shape": "3x3 16->16 @84", "floor_ms": 0.05, "ms": passes}]
-    (sheet,) = sheets({"layers": {"4 x 2": rows}})
+    block = {"layers": ["a", "b"], "shape": "3x3 16->16 @84", "floor_ms": 0.05, "ms": passes}
+    shortcut = {**stem, "layers": ["c"], "shape": "1x1 16->32 @84/2"}
+    (sheet,) = sheets({"layers": {"4 x 2": [stem, block, shortcut]}})
     assert sheet.rows == [
         ("3x3 4->16 @84", "1", "0.010", "0.500", "", ""),
         ("3x3 16->16 @84", "2", "0.050", "0.100", "0.200", "0.300"),
-        ("all", "3", "0.110", "0.700", "0.400", "0.600"),
+        ("1x1 16->32 @84/2", "1", "0.010", "0.500", "", ""),
+        ("all", "4", "0.120", "1.200", "0.400", "0.600"),
     ]
 
 

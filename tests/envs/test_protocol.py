@@ -69,6 +69,13 @@ def test_defaults_know_their_backend_and_survive_toml(backend):
     assert Protocol(**tomllib.loads(text)) == default
 
 
+def test_a_label_says_what_differs_from_the_rules_of_that_name():
+    known = protocol.DEFAULTS["atari"]
+    assert known.label == "atari-100k"
+    assert dataclasses.replace(known, sticky=0.25, noop_max=0).label == "atari-100k, noop_max 0, sticky 0.25"
+    assert dataclasses.replace(known, name="atari-mine", sticky=0.25).label == "atari-mine"
+
+
 def test_lines_say_what_applies():
     atari = "\n".join(ATARI.lines())
     for said in ("4 frames per step", "stack of 4", "1 to 30 no-op", "FIRE", "lost life ends", "108,000", "no sticky"):

@@ -93,7 +93,7 @@ def parts(rows: list[Row]) -> Sheet:
 
 def layers(scale: str, rows: list[Row]) -> Sheet:
     """Each kind of convolution; the last line counts each as often as an update runs it."""
-    passes = list(rows[-1]["ms"])
+    passes = max((list(row["ms"]) for row in rows), key=len)
     body = []
     for row in rows:
         times = (f"{row['ms'][name]:.3f}" if name in row["ms"] else "" for name in passes)

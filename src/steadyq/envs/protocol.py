@@ -92,6 +92,15 @@ class Protocol:
                 return backend
         raise AssertionError(self.name)
 
+    @property
+    def label(self) -> str:
+        """The name, and what differs from the rules known by it."""
+        known = DEFAULTS[self.backend]
+        if self.name != known.name:
+            return self.name
+        differing = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(known, f.name)]
+        return ", ".join([self.name, *(f"{name} {getattr(self, name)}" for name in differing)])
+
     def lines(self) -> list[str]:
         """Describe the rules for a reader, leaving out what does not apply to this backend."""
         return [

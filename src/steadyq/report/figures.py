@@ -118,7 +118,7 @@ def _statement(everyone: Sequence[Run], variants: Mapping[str, Sequence[Run]]) -
     recipe = everyone[0].recipe
     band = "; band: 95% bootstrap interval over seeds" if any(len(runs) > 1 for runs in variants.values()) else ""
     return (
-        f"{shown_name(recipe.env)}, protocol {recipe.protocol.name}, preset"
+        f"{shown_name(recipe.env)}, protocol {recipe.protocol.label}, preset"
         f"{'s' * (len({run.recipe.preset for run in everyone}) > 1)} "
         f"{', '.join(dict.fromkeys(run.made_by for run in everyone))}. "
         f"Line: mean over seeds{band}."

@@ -175,7 +175,7 @@ def _single_lede(run: Run) -> str:
 def _many_lede(comparison: Comparison) -> str:
     shared = set.intersection(*(set(run.learning_changes) for run in comparison.runs))
     common = [change for change in comparison.runs[0].learning_changes if change in shared]
-    protocols = dict.fromkeys(run.recipe.protocol.name for run in comparison.runs if not run.watched)
+    protocols = dict.fromkeys(run.recipe.protocol.label for run in comparison.runs if not run.watched)
     text = "Lines are means over seeds, bands their 95% bootstrap interval; thin lines are single seeds."
     if protocols:
         text += f" Protocol {', '.join(map(escape, protocols))}."

@@ -191,7 +191,7 @@ def facts(cells: Cells) -> str:
     counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
     unfinished = sum(run.result is None for run in runs)
     presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
-    protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
+    protocols = ", ".join(dict.fromkeys(run.recipe.protocol.label for run in runs))
     named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     text = (
@@ -263,7 +263,10 @@ def _points(panel: Any, points: Points) -> None:
         below = np.subtract(points.mean, points.low)
         above = np.subtract(points.high, points.mean)
         error = np.maximum(np.stack([below, above]), 0.0)
-    panel.errorbar(x, points.mean, yerr=error, color="#000000", linewidth=2, marker="o", markersize=5, capsize=3)
+    joined = "-" if points.numeric else "none"  # between unordered variants there is nothing
+    panel.errorbar(
+        x, points.mean, yerr=error, color="#000000", ls=joined, lw=2, elinewidth=2, marker="o", markersize=5, capsize=3
+    )
     if points.numeric:
         panel.set_xscale("log", base=2)
         panel.xaxis.set_minor_locator(_nothing())

@@ -429,7 +429,7 @@ def _state(sweep: Sweep) -> str:
     """What the table rests on: games, seeds, protocol, and how much of the sweep has finished."""
     runs = sweep.runs
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
-    protocols = ", ".join(dict.fromkeys(run.recipe.protocol.name for run in runs))
+    protocols = ", ".join(dict.fromkeys(run.recipe.protocol.label for run in runs))
     presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     return (
         f"{len(sweep.cells)} game{'s' * (len(sweep.cells) > 1)}, seeds {seeds}, protocol {protocols}, preset "

@@ -125,7 +125,7 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     console.print(
         f"{plural(games, 'game')} x {plural(len(labels), 'variant')} x {plural(seeds, 'seed')} = "
         f"{plural(len(entries), 'run')} (preset {study.preset}, scale {first.scale}, "
-        f"protocol {first.protocol.name})",
+        f"protocol {first.protocol.label})",
         soft_wrap=True,
     )
     todo = plan.todo
