@@ -11,7 +11,7 @@ import torch
 import steadyq.value.learner
 from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
-from steadyq.bench.updates import Case, Rates, update_of
+from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.drive import Interrupted, train
 from steadyq.nets import convolution, kernels
 from steadyq.nets.convolution import conv_reference
@@ -61,6 +61,15 @@ def started(recipe: Recipe, path: Path) -> Training:
 def test_the_default_is_the_kernels_in_bf16(tmp_path: Path) -> None:
     training = started(atari(), tmp_path)
     assert training.computes() == {"device": "cuda", "form": "kernels", "precision": "bfloat16"}
+
+
+def test_tf32_computes_in_tf32(tmp_path: Path) -> None:
+    training = started(atari(**{"compute.precision": "tf32"}), tmp_path)
+    assert training.computes() == {"device": "cuda", "form": "kernels", "precision": "tf32"}
+    while training.learning.captured.graph is None:
+        training.step()
+    training.learn()
+    assert all(torch.isfinite(p).all() for p in training.learner.online.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -154,33 +163,40 @@ def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Pa
 
 
 def test_forms_agree_with_the_loop() -> None:
-    """Values in float32 to 1e-5 and in bf16 to 1e-2; gradients in float32 to 1e-2, of a network of 18 layers."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    """Values in float32 to 1e-5, in TF32 and bf16 to 1e-2; gradients in float32 to 1e-2, of a network of 18 layers."""
     case = Case(2, scale=2, capacity=200, atoms=5)
     ring = case.ring(CUDA)
     batch = ring.sample(torch.rand(32, device=CUDA, dtype=torch.float64))
     y = torch.randn(2, 32, 5, device=CUDA)
     found = {}
     full, low = torch.float32, torch.bfloat16
-    for form, dtype in (("loop", full), ("stacked", full), ("kernels", full), ("kernels", low)):
+    for name, form, dtype in (
+        ("loop", "loop", full),
+        ("stacked", "stacked", full),
+        ("kernels", "kernels", full),
+        ("tf32", "kernels", full),
+        ("bf16", "kernels", low),
+    ):
+        backends(name == "tf32", search=False)
         learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
         now = learner.values(leaves, batch.observation)
         loss, _ = learner.loss(now, batch, y)
         gradient = torch.autograd.grad(loss, list(leaves.values()))
-        found[form, dtype] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
-    values, gradient = found["loop", full]
+        found[name] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
+    values, gradient = found["loop"]
 
     def error(mine: torch.Tensor, theirs: torch.Tensor) -> float:
         return float((mine - theirs).norm() / theirs.norm())
 
     for form in ("stacked", "kernels"):
-        q, g = found[form, full]
+        q, g = found[form]
         assert error(q, values) < 1e-5
         assert error(g, gradient) < 1e-2
-    q, g = found["kernels", low]
-    assert error(q, values) < 1e-2
-    assert error(g, gradient) < 0.2
+    for name in ("tf32", "bf16"):
+        q, g = found[name]
+        assert 1e-5 < error(q, values) < 1e-2
+        assert error(g, gradient) < 0.2
 
 
 def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

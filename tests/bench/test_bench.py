@@ -64,7 +64,7 @@ def test_the_compiled_baseline_is_the_same_network() -> None:
 
 
 def test_a_form_is_timed_whole_in_parts_and_acting() -> None:
-    row = timed_form(Case(2, capacity=200, atoms=5), "stacked", torch.float32, CPU, detail=True)
+    row = timed_form(Case(2, capacity=200, atoms=5), "stacked", "fp32", CPU, detail=True)
     assert row["update_ms"] > 0
     assert row["act_ms"] > 0
     assert len(row["parts_ms"]) == 5

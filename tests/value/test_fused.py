@@ -161,6 +161,22 @@ def test_adam_equals_its_plain_text(segments: bool, dtype: torch.dtype) -> None:
     assert not torch.equal(mine["target_shadow"], torch.zeros_like(mine["target_shadow"]))
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999999), (0.99999, 0.5), (0.0, 0.0)])
+def test_adam_keeps_its_digits_whatever_the_betas(betas: tuple[float, float]) -> None:
+    s = state(2, 40, torch.float32)
+    s["mean"].zero_()
+    s["square"].zero_()
+    wide = {name: t.double() for name, t in s.items() if name in ("param", "grad", "scale")}
+    mean = square = torch.zeros(2, 40, dtype=torch.float64)
+    for t in range(1, 4):
+        fused.adam_(**s, step=torch.full((2, 1), t), betas=betas)
+        g = wide["grad"] * wide["scale"][:, None]
+        mean, square = betas[0] * mean + (1 - betas[0]) * g, betas[1] * square + (1 - betas[1]) * g * g
+        root = (square / (1 - betas[1] ** t)).sqrt() + 1e-8
+        wide["param"] -= 0.01 * mean / (1 - betas[0] ** t) / root
+        torch.testing.assert_close(s["param"].double(), wide["param"], rtol=0, atol=3e-7)
+
+
 def test_adam_is_the_published_rule_per_member() -> None:
     """Against torch.optim, each member alone, with its own step count and clip scale."""
     s = state(2, 40, torch.float32)

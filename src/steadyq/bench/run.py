@@ -17,7 +17,17 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sheets import Row, sheets
-from steadyq.bench.updates import Case, PlainLoop, Rates, backends, floors, peak_memory, timed_form, update_of
+from steadyq.bench.updates import (
+    PRECISIONS,
+    Case,
+    PlainLoop,
+    Rates,
+    backends,
+    floors,
+    peak_memory,
+    timed_form,
+    update_of,
+)
 from steadyq.cpu import settle
 from steadyq.errors import UserError
 from steadyq.nets import kernels
@@ -75,11 +85,11 @@ class Bench:
             case = Case(members, scale)
             found: dict[str, Row] = {PLAIN: _plain(case, device)}
             if self.compile:
-                found[COMPILED] = timed_form(case, "stacked", torch.bfloat16, device, compiled=True)
+                found[COMPILED] = timed_form(case, "stacked", "bf16", device, compiled=True)
             for form in ("stacked", "kernels") if kernels.compiles(device) else ("stacked",):
-                for dtype, short in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
-                    detail = form == "kernels" and short == "bf16"
-                    found[f"{form}, {short}"] = timed_form(case, form, dtype, device, detail=detail)
+                for precision in PRECISIONS:
+                    detail = form == "kernels" and precision == "bf16"
+                    found[f"{form}, {precision}"] = timed_form(case, form, precision, device, detail=detail)
             for name, row in found.items():
                 row["faster_than_plain"] = found[PLAIN]["update_ms"] / row["update_ms"]
                 if COMPILED in found:
@@ -106,7 +116,7 @@ class Bench:
         found: dict[str, dict[int, float]] = {"members": {}, "ratio": {}}
         self.results["growth"] = found
         for members in (1, 2, 4, 8, 16):
-            row = timed_form(Case(members, 2), "kernels", torch.bfloat16, device)
+            row = timed_form(Case(members, 2), "kernels", "bf16", device)
             found["members"][members] = row["update_ms"]
             self.keep(f"{plural(members, 'member')}: {row['update_ms']:.2f} ms")
         case = Case(4, 2)
@@ -136,8 +146,8 @@ class Bench:
             for members in (1, 4, 8, 16):
                 case = Case(members, capacity=1000)
                 plain = _plain(case, device)["update_ms"]
-                loop = timed_form(case, "loop", torch.float32, device)["update_ms"]
-                stacked = timed_form(case, "stacked", torch.float32, device)["update_ms"]
+                loop = timed_form(case, "loop", "fp32", device)["update_ms"]
+                stacked = timed_form(case, "stacked", "fp32", device)["update_ms"]
                 rows.append({"members": members, "plain_ms": plain, "loop_ms": loop, "stacked_ms": stacked})
                 self.keep(f"{plural(members, 'member')}: {stacked:.2f} ms")
             found["others_ms"] = sb3_updates(Case(1, capacity=1000))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from steadyq.value.optim import Adam
 from steadyq.value.shapes import Batch, Draw, Params, Values
 
 BATCH, ATOMS = 32, 51
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 SETTINGS = Settings(Adam(1e-4), clip=10.0, tau=0.005, hard_copy_every=0)
 
 
@@ -288,10 +290,11 @@ def backends(tf32: bool, *, search: bool) -> None:
 
 
 def timed_form(
-    case: Case, form: Form, dtype: torch.dtype, device: torch.device, *, compiled: bool = False, detail: bool = False
+    case: Case, form: Form, precision: Precision, device: torch.device, *, compiled: bool = False, detail: bool = False
 ) -> dict[str, Any]:
     """Time one form: the update, and with `detail` its parts and acting."""
-    backends(dtype != torch.float32, search=compiled)
+    backends(precision != "fp32", search=compiled)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with peak_memory(device) as memory:
         learner = case.learner(form, dtype, device, CompiledGrouped if compiled else Learner)
         ring = case.ring(device)

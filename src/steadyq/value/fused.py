@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steadyq.value.optim import log, risen
+
 try:
     import triton
     import triton.language as tl
@@ -140,9 +142,15 @@ def quantile_huber(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
 
 
 @jit
+def _risen(x):
+    """1 - exp(x) for x < 0; near 0 by its series, where the difference would have few digits."""
+    return tl.where(x > -0.01, -x * (1.0 + x / 2 * (1.0 + x / 3)), 1.0 - tl.exp(x))
+
+
+@jit
 def _adam_kernel(
     param, mean, square, grad, target, shadow, target_shadow, step, scale, lr, segment,
-    size, count, start, tensors, beta1, beta2, eps, tau,
+    size, count, start, tensors, rest1, rest2, log1, log2, eps, tau,
     has_target: tl.constexpr, has_shadow: tl.constexpr, has_target_shadow: tl.constexpr, has_segment: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
@@ -160,11 +168,9 @@ def _adam_kernel(
     p = tl.load(param + at, mask=mask, other=0.0)
     a = tl.load(mean + at, mask=mask, other=0.0)
     b = tl.load(square + at, mask=mask, other=0.0)
-    a += (1.0 - beta1) * (g - a)
-    b = beta2 * b + (1.0 - beta2) * g * g
-    rise1 = 1.0 - tl.exp2(t * tl.log2(beta1))
-    rise2 = 1.0 - tl.exp2(t * tl.log2(beta2))
-    p -= (rate / rise1) * a / (tl.sqrt(b) / tl.sqrt(rise2) + eps)
+    a += rest1 * (g - a)
+    b += rest2 * (g * g - b)
+    p -= (rate / _risen(t * log1)) * a / (tl.sqrt(b) / tl.sqrt(_risen(t * log2)) + eps)
     tl.store(param + at, p, mask=mask)
     tl.store(mean + at, a, mask=mask)
     tl.store(square + at, b, mask=mask)
@@ -202,7 +208,8 @@ def adam_(
     _adam_kernel[(triton.cdiv(count, BLOCK), members)](
         param, mean, square, grad, param if target is None else target, param if shadow is None else shadow,
         param if target_shadow is None else target_shadow, step, scale, lr, step if segment is None else segment,
-        param.shape[1], count, start, step.numel() // members, betas[0], betas[1], eps, tau,
+        param.shape[1], count, start, step.numel() // members,
+        1 - betas[0], 1 - betas[1], log(betas[0]), log(betas[1]), eps, tau,
         has_target=target is not None, has_shadow=shadow is not None, has_target_shadow=target_shadow is not None,
         has_segment=segment is not None, block=BLOCK, num_warps=4,
     )  # fmt: skip
@@ -226,8 +233,7 @@ def adam_reference_(
     g = grad.to(torch.float32) * scale[:, None]
     mean.lerp_(g, 1 - betas[0])
     square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    rise1, rise2 = 1 - betas[0] ** t, 1 - betas[1] ** t
-    param.sub_(lr / rise1 * mean / (square.sqrt() / rise2.sqrt() + eps))
+    param.sub_(lr / risen(betas[0], t) * mean / (square.sqrt() / risen(betas[1], t).sqrt() + eps))
     if shadow is not None:
         shadow.copy_(param)
     if target is not None:

@@ -1,5 +1,6 @@
 """Adam over stacked members: every member clips, steps and counts for itself, in place at fixed addresses."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,16 @@ def along(members: Tensor, like: Tensor) -> Tensor:
     return members.view(-1, *[1] * (like.dim() - 1))
 
 
+def risen(beta: float, steps: Tensor) -> Tensor:
+    """How much of a gradient's size a moment shows after `steps`: 1 - beta^steps, exact also for beta close to 1."""
+    return -torch.expm1(steps * log(beta))
+
+
+def log(beta: float) -> float:
+    """Natural logarithm, of 0 as well."""
+    return math.log(beta) if beta else -math.inf
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam's constants; `step_` moves every member by its own gradient, scale and step count.
@@ -72,8 +83,8 @@ class Adam:
             t.add_(1)
             m.lerp_(g, 1 - beta1)
             v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            root = (v.sqrt() / along((1 - beta2**t).sqrt(), p)).add_(self.epsilon)
-            p.sub_(along(self.rate / (1 - beta1**t), p) * m / root)
+            root = (v.sqrt() / along(risen(beta2, t).sqrt(), p)).add_(self.epsilon)
+            p.sub_(along(self.rate / risen(beta1, t), p) * m / root)
 
     def fused_(self, params: Params, gradient: Params, state: AdamState, scale: Tensor) -> None:
         """The same in one pass per tensor: each member is handed over as tensors of its own, views of the stack."""
