@@ -1,15 +1,20 @@
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from steadyq.cli import main
+from steadyq import RunFolder
+from steadyq.cli import COMMANDS, main
 from steadyq.evaluate import Game, different
-from steadyq.progress import games_said
+from steadyq.progress import Terminal, games_said
 
 QUICK = [
     *("--network.hidden", "16", "--ensemble.members", "2", "--estimator.quantiles", "5", "--replay.warmup", "64"),
@@ -18,7 +23,8 @@ QUICK = [
 ]
 
 
-ATARI = sorted(map(str, (Path(__file__).parents[1] / "results" / "atari").iterdir()))
+ROOT = Path(__file__).parents[1]
+ATARI = sorted(map(str, (ROOT / "results" / "atari").iterdir()))
 
 
 def run(*words: str) -> int:
@@ -73,6 +79,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "nowhere"], "nowhere"),
         (["paper", "table9"], "unknown table 'table9'"),
         (["doctor", "now"], "doctor takes no options"),
+        (["train", "--nonsense", "1"], "unknown option --nonsense"),
+        (["train", "Blackjack-v1"], "Blackjack-v1"),
+        (["train", "CartPole-v1", "--run", "/proc/run"], "cannot"),
+        (
+            ["evaluate", ATARI[0], "--json", "nowhere/scores.json"],
+            "--json nowhere/scores.json: there is no folder nowhere",
+        ),
+        (["evaluate", ATARI[0], "--json", "."], "this is a folder"),
+        (["diagnose", str(ROOT / "results/cartpole/none-seed0")], "it learned, but has no diagnostics.jsonl"),
+        (["bench", "--section", "cpu", "--scales", "4x2"], "--scales are those of section gpu"),
         (["diagnose", ATARI[0], "--thresholds.spik", "3"], "did you mean --thresholds.spike?"),
         (["diagnose", ATARI[0], "--thresholds.rows", "0"], "--thresholds.rows must be at least 1, got 0"),
         (
@@ -170,7 +186,8 @@ def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys:
 def test_few_different_games_are_said_to_be_few() -> None:
     assert games_said({"episodes": 100, "different_games": 4}) == "100 full games, only 4 of them different"
     assert games_said({"episodes": 100, "different_games": 11}) == "100 full games"
-    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games"  # a game with a highest score
+    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games, all of the same score and length"
+    assert games_said({"episodes": 1, "different_games": 1}) == "1 full game"
     assert games_said({"episodes": 100}) == "100 full games"
     assert different([Game(1.0, 5, 0.1), Game(1.0, 5, 0.2), Game(1.0, 6, 0.1), Game(2.0, 5, 0.1)]) == 3
 
@@ -225,3 +242,42 @@ def test_train_help_lists_dotted_options_with_their_meaning(capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "--ensemble.members" in shown
     assert "--replay.ratio" in shown
+
+
+def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained, damaged := tmp_path / "damaged")
+    weights = RunFolder(damaged).checkpoints()[-1] / "online.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5])
+    assert run("evaluate", str(damaged)) == 2
+    assert f"{weights} is damaged" in capsys.readouterr().err
+    (damaged / "recipe.toml").write_text("env =")
+    assert run("evaluate", str(damaged)) == 2
+    assert f"{damaged / 'recipe.toml'}: not a recipe" in capsys.readouterr().err
+
+
+def test_one_game_has_no_standard_error(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("evaluate", str(trained), "--episodes", "1", "--json", str(tmp_path / "scores.json")) == 0
+    shown = capsys.readouterr().out
+    assert "over 1 full game (median" in shown
+    assert len(json.loads((tmp_path / "scores.json").read_text())["returns"]) == 1
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        assert run(command, "--help") == 0, command
+        assert f"steadyq {command}" in capsys.readouterr().out
+
+
+def test_time_left_counts_learning_steps_alone() -> None:
+    """A thousand steps a second while nothing is learned yet say nothing about those that learn."""
+    shown = Terminal(Console(file=io.StringIO()))
+    training: Any = SimpleNamespace(step_count=0, learner=SimpleNamespace(updates=0), recent=[], resets=0)
+    training.epsilon = SimpleNamespace(at=lambda step: 0.0)
+    shown.steps = 10_000
+    clock = iter((100.0, 200.0, 300.0, 400.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("steadyq.progress.time.monotonic", lambda: next(clock))
+        for step, updates in ((1, 0), (5_000, 0), (5_100, 50), (5_200, 150)):
+            training.step_count, training.learner.updates = step, updates
+            shown.step(training, None)
+    assert shown.rates == pytest.approx((1.0, 1.0))

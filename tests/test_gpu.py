@@ -15,7 +15,7 @@ from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.drive import Interrupted, train
 from steadyq.nets import convolution, kernels
 from steadyq.nets.convolution import conv_reference
-from steadyq.nets.encoders import Conv
+from steadyq.nets.encoders import Conv, ResNet
 from steadyq.nets.streams import Beside
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
@@ -222,25 +222,34 @@ def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(p, beside[name]), name
 
 
-@pytest.mark.parametrize(("members", "scale"), [(4, 1), (4, 2), (4, 4), (16, 4)])
-def test_every_convolution_equals_float32_and_itself(members: int, scale: int) -> None:
+ATARI, PROCGEN = ((4, 84, 84), (1, 2, 2, 2), 32), ((3, 64, 64), (2, 2, 2, 2), 256)
+
+
+@pytest.mark.parametrize(
+    ("game", "members", "scale"),
+    [(ATARI, 4, 1), (ATARI, 4, 2), (ATARI, 4, 4), (ATARI, 16, 4), (PROCGEN, 4, 2), (PROCGEN, 4, 4)],
+)
+def test_every_convolution_equals_float32_and_itself(game: Any, members: int, scale: int) -> None:
     """With the tiles that training uses, in bf16: to its rounding, and each launch like the one before."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    image, strides, batch = game
     noise = torch.Generator(CUDA).manual_seed(0)
     seen: dict[Any, torch.Tensor] = {}
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=CUDA, generator=noise).bfloat16()
 
-    layers = Case(members, scale).network.layers.values()
+    layers = ResNet(image, 18, scale, strides=strides).layers.values()
     for conv in dict.fromkeys(layer for layer in layers if isinstance(layer, Conv)):
         stride, size, ins, outs = conv.stride, conv.size, conv.inputs, conv.outputs
-        x, g, other = random(members, 32, *conv.image, ins), *(random(members, 32, *conv.image_out, outs) for _ in "12")
+        x = random(members, batch, *conv.image, ins)
+        g, other = (random(members, batch, *conv.image_out, outs) for _ in "12")
         weight, short = (random(members, outs, k, k, ins).permute(0, 1, 4, 2, 3) for k in (size, 1))
         bias = random(members, outs)
         leaves = [t.float().requires_grad_() for t in (x, weight, bias)]
         ends, gradients, side = [conv_reference(*leaves, stride=stride)], [g.float()], None
         value = (ends[0].detach() + other).relu()
+        (alone,) = torch.autograd.grad(ends, leaves[:1], gradients, retain_graph=True)
         if stride == 2 and size == 3:
             ends.append(conv_reference(leaves[0], short.float(), stride=2))
             gradients.append(other.float())
@@ -252,8 +261,9 @@ def test_every_convolution_equals_float32_and_itself(members: int, scale: int) -
                 "forward": kernels.run_forward(x, weight, bias, stride=stride, relu=True, residual=other),
                 "input gradient": kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
             }
+            got["alone"] = kernels.run_input_gradient(g, weight, conv.image, stride=stride)
             got["weight gradient"], got["bias gradient"] = kernels.run_weight_gradient(x, g, size, stride)
-            for (name, mine), plain in zip(got.items(), (value, dx * (x > 0), dw, db), strict=True):
+            for (name, mine), plain in zip(got.items(), (value, dx * (x > 0), alone, dw, db), strict=True):
                 assert (mine.float() - plain).norm() < 4e-3 * plain.norm(), (name, conv)
                 assert torch.equal(seen.setdefault((name, conv), mine), mine), (name, conv)
         seen.clear()

@@ -57,7 +57,7 @@ def test_a_field_can_be_given_as_text_as_the_command_line_does() -> None:
 
 OUT_OF_RANGE = [
     ("steps", 0, "steps must be at least 1, got 0"),
-    ("seed", -1, "seed must be between 0 and 2.14748e+09, got -1"),
+    ("seed", -1, "seed must be between 0 and 2147483647, got -1"),
     ("network.scale", 0, "network.scale must be between 1 and 16, got 0"),
     ("network.head_multiple", 0, "network.head_multiple must be at least 1, got 0"),
     ("network.channels", 0, "network.channels must be at least 1, got 0"),
@@ -77,7 +77,7 @@ OUT_OF_RANGE = [
     ("replay.n_step", 0, "replay.n_step must be between 1 and 100, got 0"),
     ("replay.alpha", -0.1, "replay.alpha must be between 0 and 2, got -0.1"),
     ("replay.beta", 3, "replay.beta must be between 0 and 2, got 3"),
-    ("replay.epsilon", -1, "replay.epsilon must be at least 0, got -1"),
+    ("replay.epsilon", 0, "replay.epsilon must be at least 1e-12, got 0"),
     ("replay.capacity", 63, "replay.capacity must be at least 64, got 63"),
     ("replay.warmup", 31, "replay.warmup must be between 32 and 100000, got 31"),
     ("replay.warmup", 100_001, "replay.warmup must be between 32 and 100000, got 100001"),

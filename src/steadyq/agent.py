@@ -37,7 +37,8 @@ def precision_for(recipe: Recipe) -> torch.dtype:
         wanted = "bf16" if gpu and recipe.network.kind == "resnet" else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
+    if gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
     return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 

@@ -74,7 +74,9 @@ class Terminal(Display):
             return
         self.last_shown = now
         then, step, update = self.rate_mark
-        if then and now > then:
+        if training.learner.updates and not update:
+            self.rates = (0.0, 0.0)  # steps of the warm-up say nothing about those that learn
+        elif then and now > then:
             measured = ((training.step_count - step) / (now - then), (training.learner.updates - update) / (now - then))
             smooth = 0.2 if self.rates[0] else 1.0
             (old_steps, old_updates), (new_steps, new_updates) = self.rates, measured
@@ -93,7 +95,7 @@ class Terminal(Display):
     def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
         """Show games played."""
         if not self.console.is_terminal:
-            self.console.print(f"evaluating: {games} full games")
+            self.console.print(f"evaluating: {plural(games, 'full game')}")
             yield lambda played: None
             return
         columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} evaluation games"))
@@ -114,7 +116,9 @@ def games_said(result: Mapping[str, Any]) -> str:
     """How many games a mean rests on, and how few different ones where that is what it really rests on."""
     games = result["episodes"]
     few = result.get("different_games", games)
-    return f"{games} full games" + (f", only {few} of them different" if 1 < few <= games / 10 else "")
+    if few == 1 < games:
+        return f"{games} full games, all of the same score and length"
+    return plural(games, "full game") + (f", only {few} of them different" if few <= games / 10 else "")
 
 
 def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:
@@ -124,7 +128,8 @@ def describe(training: "Training", steps: int, rates: tuple[float, float]) -> st
         parts.append(f"return {sum(training.recent) / len(training.recent):.1f} (last {len(training.recent)} games)")
     parts.append(f"eps {training.epsilon.at(training.step_count):.2f}")
     if rates[0]:
-        parts.append(f"{rates[1]:.0f} updates/s" if rates[1] else f"{rates[0]:.0f} steps/s")
+        rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")
+        parts.append(f"{rate:.{0 if rate >= 10 else 1 if rate >= 1 else 2}f} {what}/s")
         if training.learner.updates:
             parts.append(f"{clock((steps - training.step_count) / rates[0])} left")
     parts.append(f"{training.resets} resets")

@@ -23,8 +23,8 @@ T = TypeVar("T")
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
     """Raise unless low <= value <= high."""
     if not low <= value <= high:
-        span = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise UserError(f"{name} must be {span}, got {value:g}")
+        span = f"at least {low:.15g}" if high == float("inf") else f"between {low:.15g} and {high:.15g}"
+        raise UserError(f"{name} must be {span}, got {value:.15g}")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class ReplaySection:
         within("replay.n_step", self.n_step, 1, 100)
         within("replay.alpha", self.alpha, 0, 2)
         within("replay.beta", self.beta, 0, 2)
-        within("replay.epsilon", self.epsilon, 0)
+        within("replay.epsilon", self.epsilon, 1e-12 if self.alpha else 0)  # of probability 0 nothing returns
         within("replay.capacity", self.capacity, 2 * self.batch)
         within("replay.warmup", self.warmup, self.batch, self.capacity)
 
@@ -302,9 +302,9 @@ class Recipe:
     """Environment: MinAtar/<Game>, Atari/<Game>, Procgen/<Game>, or a Gymnasium id."""
     protocol: Protocol
     preset: str = "steady"
-    """Preset this recipe began as."""
+    """Preset this recipe begins as: steady, dqn, double_dqn, qr_dqn (see `steadyq presets`)."""
     scale: str = "tiny"
-    """Scale this recipe began as."""
+    """Scale this recipe begins as: tiny, small or paper; without it small for Atari and Procgen, tiny elsewhere."""
     steps: int = 100_000
     """Environment steps, all lanes together (frames are steps x frame skip)."""
     seed: int = 0

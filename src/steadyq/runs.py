@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -67,7 +68,10 @@ class RunFolder:
             )
         if not file.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
-        return Recipe.from_toml(file.read_text())
+        try:
+            return Recipe.from_toml(file.read_text())
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
 
     @property
     def meta(self) -> dict[str, Any] | None:
@@ -135,14 +139,20 @@ class RunFolder:
     def begin(self, recipe: Recipe) -> "Writer":
         """Lock the folder for writing; keeps what is there."""
         self.check(recipe)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         return Writer(self, "recipe.toml", recipe.to_toml())
 
     def begin_meta(self, meta: Mapping[str, Any]) -> "Writer":
         """Lock the folder for a run that has no recipe."""
         self.check_meta(meta)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         return Writer(self, "meta.json", json.dumps(meta, indent=2) + "\n")
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {self.path} ({error.strerror}): choose another --run folder") from None
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
@@ -154,7 +164,7 @@ class RunFolder:
         checkpoints = self.checkpoints()
         if not checkpoints:
             raise UserError(f"{self.path} has no checkpoint yet: train it first")
-        return load_file(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+        return _tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
 
 
 @dataclasses.dataclass
@@ -163,6 +173,13 @@ class Checkpoint:
 
     tensors: dict[str, dict[str, Tensor]]
     plain: dict[str, Any]
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete {file.parent} to use the checkpoint before it") from None
 
 
 def _on_gpu(checkpoint: Checkpoint) -> bool:
@@ -214,7 +231,7 @@ class Writer:
             self._cut(dict.fromkeys(LOGS, 0))
             return None
         newest = checkpoints[-1]
-        tensors = {file.stem: load_file(file) for file in sorted(newest.glob("*.safetensors"))}
+        tensors = {file.stem: _tensors(file) for file in sorted(newest.glob("*.safetensors"))}
         plain = json.loads((newest / "state.json").read_text())
         self._cut(dict.fromkeys(LOGS, 0) | plain["log_bytes"])
         return Checkpoint(tensors, plain)

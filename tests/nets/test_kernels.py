@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from steadyq.errors import UserError
+from steadyq.nets.encoders import Conv, ResNet
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETED:
@@ -220,12 +223,38 @@ def test_activations_in_another_memory_order_are_read_as_they_are() -> None:
 
 
 @inside
-def test_the_table_names_real_layers_once() -> None:
-    for kind, kernel, stride, height, channels, outputs in kernels.MEASURED:
-        assert kind in ("forward", "input", "spread", "weight")
-        assert kernel in (1, 3)
-        assert stride in (1, 2)
-        assert min(height, channels, outputs) > 0
+def test_nan_goes_through_a_relu() -> None:
+    x, w, b, _ = layer(1, 1, 5, 16, 16, 3, 1)
+    b[0, 3] = float("nan")
+    y = conv(x, w, b, relu=True)
+    assert y[..., 3].isnan().all()
+    assert not y[..., 4].isnan().any()
+
+
+@inside
+def test_a_batch_beyond_offsets_of_32_bits_is_refused() -> None:
+    x, w, b, _ = layer(1, 1, 5, 16, 16, 3, 1)
+    huge = torch.empty_strided((1, 2, *x.shape[2:]), (2**31, 2**30, *x.stride()[2:]), device="meta")
+    with pytest.raises(UserError, match="a batch of 2 is too large"):
+        kernels.run_forward(huge, w, b)
+
+
+@inside
+def test_a_gradient_with_gaps_in_memory_beside_a_shortcut() -> None:
+    x, w, _, g = layer(2, 2, 7, 16, 16, 3, 2)
+    _, shortcut, _, side = layer(2, 2, 7, 16, 16, 1, 2)
+    room = torch.full((2, 3, *g.shape[2:]), float("nan"))
+    room[:, 1:] = g
+    want = kernels.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
+    close(kernels.run_input_gradient(room[:, 1:], w, (7, 8), stride=2, gate=x, side=(side, shortcut)), want, 1e-6)
+
+
+@inside
+def test_the_table_names_layers_of_the_networks() -> None:
+    layers = [c for s in (2, 4) for c in ResNet((4, 84, 84), 18, s).layers.values() if isinstance(c, Conv)]
+    real = {(kind, c.size, c.stride, c.image[0], c.inputs, c.outputs) for c in layers for kind in ("forward", "weight")}
+    real |= {("input", c.size, 1, c.image[0], c.outputs, c.inputs) for c in layers if c.stride == 1}
+    assert set(kernels.MEASURED) <= real
 
 
 @inside

@@ -1,5 +1,6 @@
 """Reports of sweeps whose runs are made up: tables with known numbers, figures of every study."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_variants_are_held_against_the_best_on_each_game(tmp_path: Path) -> None
         assert points.positions == [2.0, 4.0, 8.0, 16.0]
         assert points.numeric
     assert (training.title, evaluation.title) == ("Final training return", "Evaluation score")  # type: ignore[union-attr]
+
+
+def test_a_figure_of_a_column_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    study = dataclasses.replace(
+        find_study("ensemble-size").changed(seeds=1, games=["MinAtar/Breakout"]), columns=("q_takn",)
+    )
+    out = make_up(study, tmp_path / "s", lambda run: 1.0)
+    with pytest.raises(UserError, match="no run has the figure's column 'q_takn': did you mean 'q_taken'"):
+        write_sweep_report(out)
+    assert not (out / "report").exists()
 
 
 def test_an_unfinished_sweep_compares_only_what_all_variants_have(tmp_path: Path) -> None:

@@ -329,6 +329,18 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_plans_what_only_a_gpu_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Path(__file__).parents[2] / "studies" / "precision.toml"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cost, "seconds_per_update", lambda recipe, spec: 0.01)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", str(study), "--dry-run"])
+    assert stop.value.code == 0
+    assert "protocol atari-100k, sticky 0.25" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_dry_run_says_what_it_could_not_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,7 @@ SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
 SECTIONS = ("gpu", "layers", "growth", "env", "cpu")
 ON_GPU = SECTIONS[:3]
 STEPS = 100_000
-GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/coinrun")
+GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
 
@@ -55,10 +55,14 @@ class Bench:
     file: Path | None = None
     """Where the results go, written anew whenever there are more: a bench that is stopped keeps what it has."""
 
+    def wanted(self) -> tuple[str, ...]:
+        """The sections to measure: those named, or all that this machine can show."""
+        gpu = torch.cuda.is_available()
+        return self.sections or tuple(name for name in SECTIONS if gpu or name not in ON_GPU)
+
     def run(self) -> Row:
         """Measure everything that this machine can show."""
-        gpu = torch.cuda.is_available()
-        wanted = self.sections or tuple(name for name in SECTIONS if gpu or name not in ON_GPU)
+        gpu, wanted = torch.cuda.is_available(), self.wanted()
         if not gpu and any(name in ON_GPU for name in self.sections):
             raise UserError(f"the sections {', '.join(ON_GPU)} need a GPU, and PyTorch sees none here: use env, cpu")
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}

@@ -21,7 +21,7 @@ class Sheet:
         """For a terminal."""
         table = Table(title=self.title, title_justify="left", title_style="bold", box=None)
         for i, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if i == 0 else "right")
+            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i < 2)
         for row in self.rows:
             table.add_row(*row)
         return table

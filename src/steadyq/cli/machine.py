@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.table import Table
 
-from steadyq.cli.terminal import OUT
+from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
 from steadyq.options import parse
 
@@ -53,6 +53,9 @@ def doctor(words: list[str]) -> int:
     from steadyq import envs
     from steadyq.runs import provenance
 
+    if words in (["-h"], ["--help"]):
+        OUT.print("steadyq doctor: print versions, hardware, and which environments work here. It takes no options.")
+        return 0
     if words:
         raise UserError(f"doctor takes no options, got {words[0]!r}")
     facts = provenance()
@@ -100,11 +103,10 @@ def bench(words: list[str]) -> int:
     if options.markdown:
         raise UserError("--markdown goes with --show FILE")
     scales = tuple(_scale(text) for text in options.scales)
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
-    if options.json is not None and options.json.is_dir():
-        raise UserError(f"--json {options.json}: this is a folder; name a file in it")
+    check_file("--json", options.json)
     run = Bench(OUT, tuple(options.section), compile=options.compile, file=options.json)
+    if scales and "gpu" not in run.wanted():
+        raise UserError("--scales are those of section gpu, which is not measured here")
     run.scales = scales or run.scales
     run.run()
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.table import Column, Table
 
-from steadyq.cli.terminal import OUT
+from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Thresholds
 from steadyq.options import parse
@@ -120,6 +120,8 @@ def _why_none(run: "Run") -> str:
         return f"the monitor's every= is larger than what it has seen ({run.last_step:,} steps)"
     if run.recipe.monitor.every == 0:
         return "train it with monitor.every above 0"
+    if any(row.get("updates") for row in run.rows):
+        return "it learned, but has no diagnostics.jsonl (as runs of earlier versions)"
     return f"it has made no update by step {run.last_step:,} (replay.warmup {run.recipe.replay.warmup:,})"
 
 
@@ -184,8 +186,7 @@ def compare(words: list[str]) -> int:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)
     games = sorted({cell.env for cell in comparison.cells})
-    if options.figure and not options.figure.parent.is_dir():
-        raise UserError(f"--figure {options.figure}: there is no folder {options.figure.parent}")
+    check_file("--figure", options.figure)
     if options.figure and len(games) > 1:
         raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")

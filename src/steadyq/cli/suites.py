@@ -67,7 +67,7 @@ def sweep(words: list[str]) -> int:
     )
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
-    plan = make_plan(study, out, here=options.on == "local")
+    plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)
     launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
     describe(
         plan,

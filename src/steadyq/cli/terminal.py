@@ -1,12 +1,28 @@
 """What every command shares: where it prints, and how it answers a stop."""
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from steadyq.errors import UserError
+
 OUT = Console(highlight=False, soft_wrap=True)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Raise, before any work is done, if this file cannot be written at its end."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UserError(f"{option} {path}: this is a folder; name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{option} {path}: cannot be written")
 
 
 def stoppable(work: Callable[[], Any]) -> int:

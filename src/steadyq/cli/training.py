@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from steadyq.cli.terminal import OUT, stoppable
+from steadyq.cli.terminal import OUT, check_file, stoppable
 from steadyq.errors import UserError
 from steadyq.options import parse
 from steadyq.recipe import Recipe
@@ -47,7 +47,12 @@ def train(words: list[str]) -> int:
         raise UserError(str(error)) from None
     if given.env is None and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
-    base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
+    try:
+        base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
+    except UserError:
+        known = recipe_for("steady", "MinAtar/Breakout")
+        parse(TrainOptions, words, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
+        raise
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
     path = parsed.run or default_path(recipe)
@@ -125,6 +130,7 @@ def evaluate(words: list[str]) -> int:
 
     options = parse(EvaluateOptions, words)
     within("--episodes", options.episodes, 1)
+    check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
@@ -143,11 +149,11 @@ def evaluate(words: list[str]) -> int:
             progress=progress,
         )
     scores = [game.score for game in games]
-    error = float(np.std(scores, ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
+    error = f"standard error {np.std(scores, ddof=1) / np.sqrt(len(scores)):.2f}, " if len(scores) > 1 else ""
     counted = {"episodes": len(scores), "different_games": different(games)}
     OUT.print(
         f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
-        f"(standard error {error:.2f}, median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
+        f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
     )
     if options.json:
         record = {

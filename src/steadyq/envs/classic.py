@@ -28,7 +28,9 @@ def canonical(name: str) -> str:
     if atari := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip)?-v\d+", name, re.IGNORECASE):
         folded = {game.lower(): game for game in ale.games()}
         # ale-py registers these too, but plays them without the protocol: no 84x84, no lives, no stickiness of ours.
-        if atari[1].lower() in folded:
+        registered = gymnasium.registry.get(name)
+        others = registered is not None and not str(registered.entry_point).startswith("ale_py")  # Blackjack-v1
+        if atari[1].lower() in folded and not others:
             raise UserError(f"{name!r} is played as 'Atari/{folded[atari[1].lower()]}'")
     folded = {known.lower(): known for known in gymnasium.registry}
     if name.lower() in folded:
@@ -60,6 +62,8 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     """Return what the environment looks like under these rules."""
     env = _open(game, protocol)
     layout = _Layout(env)
+    if env.action_space.n < 2:  # type: ignore[attr-defined]
+        raise UserError(f"{game} has a single action: there is nothing to learn to choose")
     count = int(env.action_space.n)  # type: ignore[attr-defined]  # `_open` has checked that it is Discrete
     env.close()
     return EnvSpec(

@@ -169,9 +169,8 @@ def unit_scores(values: Tensor) -> Tensor:
     Returns `[member, unit]`. Of activations this is ReDo's score, of the gradients that reach the units GraMa's. A
     layer that is all zero scores zero everywhere.
     """
-    size = values.abs().double()
-    size = size.flatten(3).mean(3) if size.dim() > 3 else size
-    each = size.mean(1)
+    others = (0, *range(2, values.dim() - 1))
+    each = torch.stack([own.abs().double().mean(others) for own in values])  # a member at a time: layers are large
     return each / each.mean(1, keepdim=True).clamp_min(1e-300)
 
 

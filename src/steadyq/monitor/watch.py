@@ -139,8 +139,8 @@ class Tap:
 
 
 def members_first(outputs: Mapping[str, list[Tensor]], ensemble: Ensemble) -> Params:
-    """Bring layer outputs of any form to [member, batch, unit, ...] in float32."""
-    return {name: _members_first(parts, ensemble).detach().float() for name, parts in outputs.items()}
+    """Bring layer outputs of any form to [member, batch, unit, ...]."""
+    return {name: _members_first(parts, ensemble).detach() for name, parts in outputs.items()}
 
 
 def _members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:

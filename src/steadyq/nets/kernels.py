@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steadyq.errors import UserError
+
 try:
     import triton
     import triton.language as tl
@@ -62,7 +64,7 @@ def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl
     if has_add:
         value += extra[0].to(tl.float32)
     if relu:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if has_gate:
         value = tl.where(extra[1] > 0, value, 0.0)
     tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
@@ -70,7 +72,7 @@ def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl
 
 @jit
 def _tile_kernel(
-    x, w, bias, add, gate, out, members, batch, bias_sm,
+    x, w, bias, add, gate, out, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
@@ -122,7 +124,7 @@ def _tile_kernel(
 
 @jit
 def _strip_kernel(
-    x, w, bias, add, gate, out, members, batch, bias_sm,
+    x, w, bias, add, gate, out, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
     outputs: tl.constexpr, wide: tl.constexpr,
@@ -219,7 +221,7 @@ def _strip_kernel(
 
 @jit
 def _spread_kernel(
-    g, w, side, side_w, add, gate, out, members, batch, side_sm,
+    g, w, side, side_w, add, gate, out, batch, side_sm,
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, has_side: tl.constexpr,
@@ -303,7 +305,7 @@ def _spread_kernel(
 
 @jit
 def _weight_tile_kernel(
-    x, g, out, bias_out, members, batch,
+    x, g, out, bias_out, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
@@ -375,7 +377,7 @@ def _weight_tile_kernel(
 
 @jit
 def _weight_strip_kernel(
-    x, g, out, bias_out, members, batch,
+    x, g, out, bias_out, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
     outputs: tl.constexpr, wide: tl.constexpr,
@@ -599,7 +601,7 @@ def _readable(x: Tensor) -> Tensor:
 def _matching(x: Tensor | None, like: Tensor) -> Tensor | None:
     if x is None or (x.stride() == like.stride() and x.shape == like.shape):
         return x
-    return torch.empty_like(like, dtype=x.dtype).copy_(x)
+    return x.new_empty_strided(like.shape, like.stride()).copy_(x)
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -610,6 +612,8 @@ def _packed(weight: Tensor) -> Tensor:
 
 def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
     """Strides of member, image, row and pixel; an input shared by the members has member stride 0."""
+    if x.shape[1] * x.stride(1) >= 2**31:
+        raise UserError(f"a batch of {x.shape[1]} is too large for the kernels (offsets of 32 bits): make it smaller")
     return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
 
 
@@ -668,7 +672,7 @@ def _run_product(
         out if gate is None else gate,
         out,
     )
-    strides = (*_steps(x, members), *w_strides, *out.stride()[:4])
+    strides = (*_steps(x, members), *w_strides, *_steps(out, members))
     flags: dict[str, Any] = {
         "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
         "precision": _precision(x.dtype),
@@ -678,14 +682,14 @@ def _run_product(
         tiles, strips, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
         _launch(
             _strip_kernel, (members * tiles * strips,), *pointers,
-            members, batch, bias_sm, *strides, in_h, in_w, channels, **sizes, **flags
+            batch, bias_sm, *strides, in_h, in_w, channels, **sizes, **flags
         )  # fmt: skip
     else:
         block_n = min(config.block_n, _power(outputs))
         grid = (members * triton.cdiv(batch * out_h * out_w, config.block_m) * triton.cdiv(outputs, block_n),)
         _launch(
             _tile_kernel, grid, *pointers,
-            members, batch, bias_sm, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
+            batch, bias_sm, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
             block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(channels)), **flags,
         )  # fmt: skip
 
@@ -733,9 +737,9 @@ def run_input_gradient(
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
     _launch(
         _spread_kernel, grid, g, packed, short, short_weight,
-        out if add is None else add, out if gate is None else gate, out, members, g.shape[1],
+        out if add is None else add, out if gate is None else gate, out, g.shape[1],
         short_weight.stride(0), *_steps(g, members),
-        w_sm, w_si, w_so, w_sy, w_sx, *out.stride()[:4],
+        w_sm, w_si, w_so, w_sy, w_sx, *_steps(out, members),
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
         has_side=side is not None, has_add=add is not None, has_gate=gate is not None,
         block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
@@ -775,12 +779,12 @@ def run_weight_gradient(
     if config.strip:
         _launch(
             _weight_strip_kernel, grid, x, g, part, part_bias,
-            members, batch, *strides, in_h, in_w, channels, **sizes, **options
+            batch, *strides, in_h, in_w, channels, **sizes, **options
         )  # fmt: skip
     else:
         _launch(
             _weight_tile_kernel, grid, x, g, part, part_bias,
-            members, batch, *strides, in_h, in_w, out_h, out_w, channels, outputs,
+            batch, *strides, in_h, in_w, out_h, out_w, channels, outputs,
             kernel, stride, images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k,
             **options,
         )  # fmt: skip

@@ -161,7 +161,7 @@ class Ring:
         return lane + (index - lane + by) % self.length
 
     def _put(self, array: np.ndarray) -> Tensor:
-        """Move to the device without waiting for what is under way there."""
+        """Move to the device, without waiting for what is under way there where the driver need not."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:

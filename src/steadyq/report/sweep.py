@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from steadyq.errors import UserError
+from steadyq.errors import UserError, nearest
 from steadyq.report import studies
 from steadyq.report.curves import Run, exceptions, plain, read
 from steadyq.report.html import StudyPart, write_report
@@ -20,7 +20,7 @@ from steadyq.runs import RunFolder, replace_text
 from steadyq.suite import statistics
 from steadyq.suite.scores import Published, Scores, atari100k, procgen
 from steadyq.suite.statistics import Interval, Statistic
-from steadyq.suite.suites import Study, run_name, sweep_study
+from steadyq.suite.suites import STUDY_FILE, Study, run_name, sweep_study
 from steadyq.suite.tables import Cell, Table, Value
 
 Measure = Literal["mean_return", "training_return_10"]
@@ -101,6 +101,7 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
         raise UserError(f"{out} is a file: a sweep's report needs a folder")
     if not sweep.runs or not any(run.rows for run in sweep.runs):
         raise UserError(f"{sweep.path} has no measurements yet")
+    check_columns(sweep)
     found = tables(sweep)
     out.mkdir(parents=True, exist_ok=True)
     files = [out / "tables.txt", out / "tables.json"]
@@ -120,6 +121,16 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
     )
     write_report([run.path for run in sweep.runs], page := out / "report.html", study=part)
     return found, [*files, *drawn, page]
+
+
+def check_columns(sweep: Sweep) -> None:
+    """Raise if runs have finished, and the figure wants nothing that they have."""
+    columns, known = sweep.study.columns, {name for run in sweep.runs if run.result for row in run.rows for name in row}
+    drawn = any(len(studies.series(run, column)[0]) for run in sweep.runs for column in columns)
+    if known and sweep.study.figure == "curves" and not drawn:
+        raise UserError(
+            f"{sweep.path / STUDY_FILE}: no run has the figure's column {columns[0]!r}: {nearest(columns[0], known)}"
+        )
 
 
 def figures(sweep: Sweep, out: Path) -> dict[Path, str]:

@@ -30,6 +30,8 @@ class Captured:
             return self.function(argument)
         if self.calls == 0:
             self.argument = argument.to(self.device, copy=True)
+        elif argument.shape != self.argument.shape:
+            raise ValueError(f"captured for shape {tuple(self.argument.shape)}, called with {tuple(argument.shape)}")
         else:
             self.argument.copy_(argument, non_blocking=True)
         self.calls += 1

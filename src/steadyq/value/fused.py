@@ -25,6 +25,8 @@ except ImportError:  # Triton ships with the CUDA builds of PyTorch only
 jit: Any = (lambda f: f) if triton is None else triton.jit
 BLOCK = 1024
 """Parameters per program of `adam_`; the grain of its `segment` map."""
+TILE = 64 * 64
+"""Pairs of quantiles that a program holds at a time: more would not fit into registers."""
 
 
 def quantile_huber_reference(z: Tensor, y: Tensor, kappa: float = 1.0) -> Tensor:
@@ -85,21 +87,24 @@ def _quantile_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, block_k)
-    j = tl.arange(0, block_j)
     a = tl.load(z + row * atoms + k, mask=k < atoms, other=0.0).to(tl.float32)
-    b = tl.load(y + row * targets + j, mask=j < targets, other=0.0).to(tl.float32)
     tau = (k.to(tl.float32) + 0.5) / atoms
-    u = b[None, :] - a[:, None]
-    size = tl.abs(u)
-    pair = (k < atoms)[:, None] & (j < targets)[None, :]
-    weight = tl.where(pair, tl.where(u < 0, 1.0 - tau[:, None], tau[:, None] + 0.0 * u), 0.0)
-    huber = tl.where(size <= kappa, 0.5 * u * u, kappa * (size - 0.5 * kappa))
-    push = tl.where(size <= kappa, u, tl.where(u < 0, -kappa, kappa))
+    total = tl.zeros((block_k,), tl.float32)
+    pull = tl.zeros((block_k,), tl.float32)
+    for first in range(0, targets, block_j):
+        j = first + tl.arange(0, block_j)
+        b = tl.load(y + row * targets + j, mask=j < targets, other=0.0).to(tl.float32)
+        u = b[None, :] - a[:, None]
+        size = tl.abs(u)
+        pair = (k < atoms)[:, None] & (j < targets)[None, :]
+        weight = tl.where(pair, tl.where(u < 0, 1.0 - tau[:, None], tau[:, None] + 0.0 * u), 0.0)
+        huber = tl.where(size <= kappa, 0.5 * u * u, kappa * (size - 0.5 * kappa))
+        push = tl.where(size <= kappa, u, tl.where(u < 0, -kappa, kappa))
+        total += tl.sum(weight * huber, 1)
+        pull -= tl.sum(weight * push, 1)
     scale = 1.0 / (kappa * atoms * targets)
-    total = tl.sum(tl.sum(weight * huber, 1), 0) * scale
-    tl.store(loss + row, total.to(loss.dtype.element_ty))
-    each = -tl.sum(weight * push, 1) * scale
-    tl.store(slope + row * atoms + k, each.to(slope.dtype.element_ty), mask=k < atoms)
+    tl.store(loss + row, (tl.sum(total, 0) * scale).to(loss.dtype.element_ty))
+    tl.store(slope + row * atoms + k, (pull * scale).to(slope.dtype.element_ty), mask=k < atoms)
 
 
 def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
@@ -108,8 +113,9 @@ def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]
     z, y = z.contiguous(), y.contiguous()
     loss, slope = z.new_empty(z.shape[:-1]), torch.empty_like(z)
     atoms, targets = z.shape[-1], y.shape[-1]
-    blocks = {name: max(16, 1 << (n - 1).bit_length()) for name, n in (("block_k", atoms), ("block_j", targets))}
-    _quantile_kernel[(loss.numel(),)](z, y, loss, slope, atoms, targets, float(kappa), **blocks)
+    block_k, whole = (max(16, 1 << (n - 1).bit_length()) for n in (atoms, targets))
+    block_j = min(whole, max(1, TILE // block_k))
+    _quantile_kernel[(loss.numel(),)](z, y, loss, slope, atoms, targets, float(kappa), block_k, block_j)
     return loss, slope
 
 
