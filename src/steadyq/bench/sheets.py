@@ -18,10 +18,11 @@ class Sheet:
     rows: Sequence[tuple[str, ...]]
 
     def rich(self) -> Table:
-        """For a terminal."""
-        table = Table(title=self.title, title_justify="left", title_style="bold", box=None)
+        """For a terminal: in a narrow one headers give way, figures do not."""
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
         for i, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i < 2)
+            longest = max((len(row[i]) for row in self.rows), default=0)
+            table.add_column(name, justify="left" if i == 0 else "right", min_width=longest)
         for row in self.rows:
             table.add_row(*row)
         return table

@@ -124,10 +124,11 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
 
 
 def check_columns(sweep: Sweep) -> None:
-    """Raise if runs have finished, and the figure wants nothing that they have."""
-    columns, known = sweep.study.columns, {name for run in sweep.runs if run.result for row in run.rows for name in row}
-    drawn = any(len(studies.series(run, column)[0]) for run in sweep.runs for column in columns)
-    if known and sweep.study.figure == "curves" and not drawn:
+    """Raise if runs have finished, and the figure wants nothing that they could have."""
+    columns = sweep.study.columns
+    known = {name for run in sweep.runs if run.result for row in run.rows for name in row}
+    wanted = {column for column in columns if column in known or len(studies.series(sweep.runs[0], column)[0])}
+    if known and sweep.study.figure == "curves" and not wanted:
         raise UserError(
             f"{sweep.path / STUDY_FILE}: no run has the figure's column {columns[0]!r}: {nearest(columns[0], known)}"
         )
