@@ -11,15 +11,16 @@ from safetensors.torch import load_file
 
 from steadyq import RunFolder, presets
 from steadyq.drive import train
+from steadyq.monitor.diagnostics import unit_scores
 from steadyq.monitor.returns import Returns
-from steadyq.monitor.watch import Watch, snapshot
+from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
 from steadyq.nets import MLP, Ensemble, MinAtarNet, ResNet
 from steadyq.recipe import Recipe
 from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, Draw, Values
 
 SMALL: dict[str, Any] = {
     "ensemble.members": 2,
@@ -111,12 +112,21 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     # The other form runs members one by one and must show the same units.
     looped = learner_of(dataclasses.replace(learner.ensemble, form="loop"))
     twin = snapshot(looped, batch, draw, None)
-    assert twin.activations.keys() == shot.activations.keys()
-    for key, values in shot.activations.items():
-        assert torch.allclose(values, twin.activations[key], atol=1e-5), key
-        assert torch.allclose(shot.activation_gradients[key], twin.activation_gradients[key], atol=1e-6), key
+    assert twin.scores.keys() == twin.gradient_scores.keys() == shot.scores.keys() == shot.gradient_scores.keys()
+    tap = Tap(network)
+    z = dataclasses.replace(learner.ensemble, network=tap).forward(leaves, batch.observation)
+    loss, _ = learner.loss(Values(z, z.mean(-1)), batch, shot.y)
+    outputs = [y for (y,) in tap.outputs.values()]
+    found = torch.autograd.grad(loss, outputs)
+    for key, y, g in zip(tap.outputs, outputs, found, strict=True):
+        values, slope = (members_first([part], learner.ensemble) for part in (y.detach(), g * (y > 0)))
+        for mine, others, plain in (
+            (shot.scores, twin.scores, values),
+            (shot.gradient_scores, twin.gradient_scores, slope),
+        ):
+            assert torch.allclose(mine[key], unit_scores(plain), atol=1e-5), key
+            assert torch.allclose(mine[key], others[key], atol=1e-4), key
         # What reaches a layer's units sums to its bias gradient.
-        slope = shot.activation_gradients[key]
         if not key.endswith("conv2"):  # a block's ReLU stands behind its shortcut too, with the same gradient
             assert torch.allclose(slope.flatten(3).sum(3).sum(1) if slope.dim() > 3 else slope.sum(1),
                                   gradient[f"{key}.bias"], atol=1e-5), key  # fmt: skip

@@ -30,8 +30,8 @@ class Snapshot:
     q_before: Tensor | None = None  # [member, batch, action] online at s before the last update
     weights_before: Params | None = None
     ceiling: Tensor | None = None
-    activations: Params = field(default_factory=dict)  # [member, batch, unit, ...] by layer
-    activation_gradients: Params = field(default_factory=dict)  # of the loss, where they reach the units' own weights
+    scores: Params = field(default_factory=dict)  # [member, unit] by layer: `unit_scores` of what its units put out
+    gradient_scores: Params = field(default_factory=dict)  # of the loss's gradient, where units' own weights receive it
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def row(shot: Snapshot) -> dict[str, Any]:
     """
     members: dict[str, Tensor] = {}
     columns: dict[str, Any] = {}
-    layers: dict[str, dict[str, Tensor]] = {name: {} for name in dict.fromkeys([*shot.layers, *shot.activations])}
+    layers: dict[str, dict[str, Tensor]] = {name: {} for name in dict.fromkeys([*shot.layers, *shot.scores])}
     _operator(shot, columns, members)
     _estimator(shot, columns, members)
     _parameters(shot, columns, members, layers)
@@ -107,15 +107,15 @@ def _parameters(
         layers[name]["gradient_norm"] = d.member_norm({name: shot.gradients[f"{name}.weight"]}).mean()
     strict, usual = d.DORMANT
     for column, source, threshold in (
-        ("dormant_strict", shot.activations, strict),
-        ("dormant", shot.activations, usual),
-        ("dormant_gradient", shot.activation_gradients, usual),
+        ("dormant_strict", shot.scores, strict),
+        ("dormant", shot.scores, usual),
+        ("dormant_gradient", shot.gradient_scores, usual),
     ):
-        fractions = {name: d.dormant_fraction(d.unit_scores(values), threshold) for name, values in source.items()}
+        fractions = {name: d.dormant_fraction(scores, threshold) for name, scores in source.items()}
         for name, fraction in fractions.items():
             layers[name][column] = fraction.mean()
         if fractions:
-            members[column] = d.by_layer(list(fractions.values()), [values.shape[2] for values in source.values()])
+            members[column] = d.by_layer(list(fractions.values()), [scores.shape[1] for scores in source.values()])
     if shot.features.isfinite().all():
         singular = d.singular_values(shot.features)
         members["stable_rank"], members["effective_rank"] = d.stable_rank(singular), d.effective_rank(singular).double()

@@ -2,13 +2,16 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.monitor.diagnostics import unit_scores
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.encoders import Execute, Layer, Network
@@ -84,11 +87,8 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     with torch.enable_grad():
         z = dataclasses.replace(learner.ensemble, network=tap).forward(weights, batch.observation)
         each = learner.estimator.loss(take(z, batch.action.expand(z.shape[0], -1)), y)
-        parts = [part for outputs in tap.outputs.values() for part in outputs]
-        found = iter(torch.autograd.grad(each.sum(0).mean(), [*parts, *weights.values()]))
-    # Before the ReLU, where the unit's own weights receive it: a unit that is off learns nothing.
-    slopes = {name: [next(found) * (y > 0) for y in outputs] for name, outputs in tap.outputs.items()}
-    activations = members_first(tap.outputs, learner.ensemble)
+        with tap.scoring(learner.ensemble):
+            gradients = torch.autograd.grad(each.sum(0).mean(), list(weights.values()))
     return Snapshot(
         action=batch.action,
         reward=batch.reward,
@@ -97,24 +97,26 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         q_target=q_target,
         q_next=target.q,
         y=y,
-        features=list(activations.values())[-1].flatten(2),
+        features=members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2),
         weights={name: p.detach() for name, p in weights.items()},
-        gradients=dict(zip(weights, found, strict=True)),
+        gradients=dict(zip(weights, gradients, strict=True)),
         layers=learner.ensemble.network.monitored,
         q_before=q_before,
         weights_before=previous,
         ceiling=learner.ceiling,
-        activations=activations,
-        activation_gradients=members_first(slopes, learner.ensemble),
+        scores=tap.scores,
+        gradient_scores=tap.gradient_scores,
     )
 
 
 class Tap:
-    """A network that keeps what its layers put out after their ReLU."""
+    """A network that keeps what its layers put out after their ReLU, and scores the units."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.outputs: dict[str, list[Tensor]] = {}
+        self.scores: Params = {}
+        self.gradient_scores: Params = {}
 
     @property
     def layers(self) -> dict[str, Layer]:
@@ -137,13 +139,41 @@ class Tap:
 
         return self.network.wire(tapped, x)
 
+    @contextmanager
+    def scoring(self, ensemble: Ensemble) -> Iterator[None]:
+        """Score the units by their outputs, and by the gradients of a backward pass inside the block.
 
-def members_first(outputs: Mapping[str, list[Tensor]], ensemble: Ensemble) -> Params:
-    """Bring layer outputs of any form to [member, batch, unit, ...]."""
-    return {name: _members_first(parts, ensemble).detach() for name, parts in outputs.items()}
+        Gradients are scored as they pass and not kept: those of all layers together would take more memory than
+        training does.
+        """
+        slopes: dict[str, dict[int, Tensor]] = {name: {} for name in self.outputs}
+
+        def score(name: str, place: int, y: Tensor, slope: Tensor) -> None:
+            # Before the ReLU, where the unit's own weights receive it: a unit that is off learns nothing.
+            slopes[name][place] = _scores(slope * (y > 0), ensemble)
+
+        places = [(name, place, y) for name, parts in self.outputs.items() for place, y in enumerate(parts)]
+        hooks = [
+            y.register_hook(partial(score, name, place, y.detach()))  # type: ignore[no-untyped-call]
+            for name, place, y in places
+        ]
+        yield
+        for hook in hooks:
+            hook.remove()
+        self.scores = {
+            name: torch.cat([_scores(y.detach(), ensemble) for y in parts]) for name, parts in self.outputs.items()
+        }
+        self.gradient_scores = {
+            name: torch.cat([own[place] for place in range(len(own))]) for name, own in slopes.items()
+        }
 
 
-def _members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
+def _scores(part: Tensor, ensemble: Ensemble) -> Tensor:
+    return unit_scores(part[None] if ensemble.form == "loop" else members_first([part], ensemble))
+
+
+def members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
+    """Bring a layer's output in any form to [member, batch, unit, ...]."""
     if ensemble.form == "loop":
         return torch.stack(parts)
     (y,) = parts
