@@ -250,6 +250,9 @@ def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.C
     weights.write_bytes(weights.read_bytes()[:5])
     assert run("evaluate", str(damaged)) == 2
     assert f"{weights} is damaged" in capsys.readouterr().err
+    weights.unlink()
+    assert run("evaluate", str(damaged)) == 2
+    assert f"{weights} cannot be read: " in capsys.readouterr().err
     (damaged / "recipe.toml").write_text("env =")
     assert run("evaluate", str(damaged)) == 2
     assert f"{damaged / 'recipe.toml'}: not a recipe" in capsys.readouterr().err

@@ -178,8 +178,10 @@ class Checkpoint:
 def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged ({error}): delete {file.parent} to use the checkpoint before it") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}): bring back a copy, or train into another --run folder") from None
 
 
 def _on_gpu(checkpoint: Checkpoint) -> bool:
