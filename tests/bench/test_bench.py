@@ -67,6 +67,7 @@ def test_a_form_is_timed_whole_in_parts_and_acting() -> None:
     row = timed_form(Case(2, capacity=200, atoms=5), "stacked", "fp32", CPU, detail=True)
     assert row["update_ms"] > 0
     assert row["act_ms"] > 0
+    assert row["diagnostics_ms"] > 0
     assert len(row["parts_ms"]) == 5
     assert all(ms > 0 for ms in row["parts_ms"].values())
 
@@ -113,6 +114,22 @@ def test_a_bench_stopped_midway_prints_what_it_has() -> None:
     updates, _ = sheets({"gpu": [row, {**row, "held_gb": 3.0}]})
     at = updates.columns.index("GB held")
     assert [cells[at] for cells in updates.rows] == ["", "3.0"]
+
+
+def test_a_row_of_diagnostics_stands_below_the_parts() -> None:
+    row = {
+        "members": 4,
+        "scale": 2,
+        "form": "kernels, bf16",
+        "update_ms": 2.0,
+        "faster_than_plain": 1.0,
+        "peak_gb": 1.0,
+    }
+    row |= {"parts_ms": {"sample": 0.1}, "diagnostics_ms": 71.6, "diagnostics_held_gb": 1.25}
+    _, parts = sheets({"gpu": [row]})
+    assert parts.rows == [("sample", "0.10"), ("whole update", "2.00"), ("a row of diagnostics", "72 (+1.2 GB)")]
+    _, parts = sheets({"gpu": [{name: row[name] for name in row if not name.startswith("diagnostics")}]})
+    assert [cells[0] for cells in parts.rows] == ["sample", "whole update"]
 
 
 def test_a_clock_counts_calls_after_warming_up() -> None:

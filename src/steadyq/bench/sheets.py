@@ -85,11 +85,17 @@ def parts(rows: list[Row]) -> Sheet:
         floor = row.get("floors_ms", {}).get(name)
         return f"{row['parts_ms'][name]:.2f}" + (f" (floor {floor:.2f})" if floor is not None else "")
 
+    def diagnostics(row: Row) -> str:
+        more = f" (+{row['diagnostics_held_gb']:.1f} GB)" if "diagnostics_held_gb" in row else ""
+        return f"{row['diagnostics_ms']:.0f}{more}" if "diagnostics_ms" in row else ""
+
     names = list(detailed[0]["parts_ms"]) if detailed else []
     body = [(name, *(cell(row, name) for row in detailed)) for name in names]
-    whole = ("whole update", *(f"{row['update_ms']:.2f}" for row in detailed))
+    body.append(("whole update", *(f"{row['update_ms']:.2f}" for row in detailed)))
+    if any("diagnostics_ms" in row for row in detailed):
+        body.append(("a row of diagnostics", *map(diagnostics, detailed)))
     columns = ("ms", *(f"{row['members']} x {row['scale']}" for row in detailed))
-    return Sheet("Parts of an update, each captured alone", columns, [*body, whole] if detailed else [])
+    return Sheet("Parts of an update, each captured alone", columns, body if detailed else [])
 
 
 def layers(scale: str, rows: list[Row]) -> Sheet:

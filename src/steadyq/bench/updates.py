@@ -15,9 +15,11 @@ from torch.nn import functional
 from steadyq.bench.clock import milliseconds
 from steadyq.envs.vector import EnvSpec
 from steadyq.learning import Learning
+from steadyq.monitor.watch import Watch
 from steadyq.nets import Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.encoders import Conv
 from steadyq.nets.ensemble import Form
+from steadyq.recipe import MonitorSection
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.value.capture import Captured
@@ -190,6 +192,19 @@ def act_of(learner: Learner, case: Case) -> Callable[[], Any]:
     return lambda: values(x).argmax(-1).cpu()
 
 
+def diagnostics_of(learner: Learner, ring: Ring) -> Callable[[], Any]:
+    """One row of diagnostics as training measures it, its copy of the parameters included."""
+    members, device = learner.ensemble.members, learner.device
+    watch = Watch(every=1, batch=MonitorSection().batch, seed=0, lanes=1, gamma=0.99)
+    draw = Draw(torch.arange(members, device=device).roll(1), torch.ones((), dtype=torch.bool, device=device))
+
+    def measure() -> dict[str, Any]:
+        watch.before(learner)
+        return watch.measure(1, learner, ring, draw)
+
+    return measure
+
+
 def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
     """The parts of an update, each captured alone on fixed inputs."""
     device, draws = learner.device, Draws(learner.ensemble.members)
@@ -292,7 +307,7 @@ def backends(tf32: bool, *, search: bool) -> None:
 def timed_form(
     case: Case, form: Form, precision: Precision, device: torch.device, *, compiled: bool = False, detail: bool = False
 ) -> dict[str, Any]:
-    """Time one form: the update, and with `detail` its parts and acting."""
+    """Time one form: the update, and with `detail` its parts, acting and a row of diagnostics."""
     backends(precision != "fp32", search=compiled)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with peak_memory(device) as memory:
@@ -305,4 +320,7 @@ def timed_form(
             name: milliseconds(part, device, budget=0.3) for name, part in parts_of(learner, ring).items()
         }
         row["act_ms"] = milliseconds(act_of(learner, case), device, budget=0.3)
+        with peak_memory(device) as memory:
+            row["diagnostics_ms"] = milliseconds(diagnostics_of(learner, ring), device, budget=0.3, warm=2)
+        row |= {f"diagnostics_{name}": gb for name, gb in memory.items()}
     return row
