@@ -96,8 +96,8 @@ def _tile_kernel(
     chunks: tl.constexpr = (channels + block_k - 1) // block_k
     acc = tl.zeros((block_m, block_n), tl.float32)
     for t in range(kernel * kernel * chunks):
-        tap = t // chunks
-        c = (t % chunks) * block_k
+        tap = t % (kernel * kernel)
+        c = (t // (kernel * kernel)) * block_k
         ky = tap // kernel
         kx = tap % kernel
         inside = real & (y0 + ky >= 0) & (y0 + ky < in_h) & (x0 + kx >= 0) & (x0 + kx < in_w)
@@ -531,6 +531,7 @@ MEASURED: dict[Layer, Config] = {
     ("weight", 3, 1, 84, 4, 32): Config(block_m=64, block_n=32, block_k=128, warps=4, stages=2),
     ("forward", 3, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=4),
     ("weight", 3, 1, 42, 64, 64): Config(strip=True, block_m=64, warps=8, stages=3),
+    ("forward", 3, 1, 21, 128, 128): Config(block_n=128, block_k=32, warps=8, stages=4),
     ("forward", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
     ("weight", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, programs=256, warps=4, stages=3),
     ("forward", 1, 2, 21, 128, 256): Config(block_m=128, block_n=128, warps=4, stages=3),
@@ -545,7 +546,11 @@ MEASURED: dict[Layer, Config] = {
     ("forward", 3, 2, 42, 32, 64): Config(block_m=256, block_k=32, warps=8, stages=2),
     ("forward", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
     ("input", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
+    ("weight", 3, 2, 42, 32, 64): Config(block_m=64, warps=4, stages=3),
+    ("weight", 3, 1, 21, 64, 64): Config(programs=396, warps=4, stages=3),
     ("weight", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, programs=252, warps=4, stages=3),
+    ("forward", 3, 1, 11, 128, 128): Config(block_n=128, block_k=32, warps=8, stages=4),
+    ("weight", 3, 1, 11, 128, 128): Config(block_n=128, programs=264, warps=8, stages=3),
     ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
     ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
     ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
