@@ -75,6 +75,7 @@ CASES = [
     pytest.param(layer(2, 2, 7, 16, 16, 3, 1), 1, id="pairs at odd width"),
     pytest.param(layer(2, 2, 5, 32, 32, 3, 1), 1, id="strip"),
     pytest.param(layer(2, 1, 4, 64, 64, 3, 1), 1, id="tile"),
+    pytest.param(layer(1, 1, 22, 64, 64, 3, 1), 1, id="a high image"),
     pytest.param(layer(1, 1, 4, 24, 40, 3, 1), 1, id="no powers of two"),
     pytest.param(layer(2, 2, 6, 16, 32, 3, 2), 2, id="stride 2, even"),
     pytest.param(layer(2, 1, 5, 32, 64, 3, 2), 2, id="stride 2, odd"),
@@ -85,10 +86,13 @@ CASES = [
 
 
 @inside
+@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize(("tensors", "stride"), CASES)
 def test_conv_and_all_gradients_equal_plain_convolutions(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor], stride: int
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], stride: int, tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the tiles of float32 and with those of TF32; the interpreter keeps all digits in both."""
+    monkeypatch.setattr(kernels, "_precision", lambda _: "tf32" if tf32 else "tf32x3")
     x, w, b, r = (t.clone() for t in tensors)
     inputs = [t.requires_grad_() for t in (x, w, b, r)]
     y = conv(x, w, b, stride=stride, relu=True, residual=r)

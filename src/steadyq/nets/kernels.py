@@ -558,6 +558,10 @@ MEASURED: dict[Layer, Config] = {
 """Configurations chosen by measurement on an H200; other layers follow `_default`."""
 
 
+FITTED: dict[tuple[Any, ...], int] = {}
+"""Depth of the pipeline that each launch so far had room for."""
+
+
 def _power(value: int, least: int = 16) -> int:
     return max(least, 1 << (value - 1).bit_length())
 
@@ -578,6 +582,31 @@ def _default(kind: str, kernel: int, stride: int, height: int, channels: int, ou
     return Config(block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4)
 
 
+def _tf32(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
+    """The same for products in TF32, by measurement on an H200: numbers are twice as large, and products of columns
+    with columns (both gradients) are slow, so that strips, which make fewer, pay up to 64 channels.
+    """
+    strips = kernel == 3 and stride == 1 and max(channels, outputs) <= 64
+    narrow = strips and max(channels, outputs) <= 32
+    if kind == "spread":
+        return Config(block_n=32, block_k=32, warps=8, stages=2)
+    if kind == "weight":
+        if channels <= 16 and narrow:
+            return Config(strip=True, pair=True, block_m=32, stages=2)
+        if strips:
+            return Config(strip=True, block_m=64 if narrow else 128, rows=21, warps=4 if narrow else 8)
+        block_n = min(_power(outputs), 128)
+        return Config(block_m=min(2 * block_n, 128), block_n=block_n, block_k=32, warps=8 if block_n > 32 else 4)
+    if narrow:
+        return Config(strip=True, block_m=64, rows=14)
+    if kind == "forward":
+        block_n = min(_power(outputs), 256)
+        return Config(block_n=block_n, block_k=32, warps=8 if block_n > 32 else 4, stages=4)
+    if strips and height > 21:
+        return Config(strip=True, rows=14, warps=8)
+    return Config(block_m=256, block_k=32, warps=8, stages=4)
+
+
 def _config(
     kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int, dtype: torch.dtype
 ) -> Config:
@@ -585,6 +614,8 @@ def _config(
     config = MEASURED.get(key) or _default(*key)
     if dtype != torch.float32:
         return config
+    if channels >= 16 and _precision(dtype) == "tf32":
+        return _tf32(*key)
     if channels > 16 and kind != "spread":  # a strip's weights, each split in two for TF32, are many registers
         return Config(block_m=64, block_k=32, programs=1056) if kind == "weight" else Config(block_k=16)
     return replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
@@ -623,14 +654,21 @@ def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_stages: int, **options: Any) -> None:
-    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds."""
-    for stages in range(num_stages, 0, -1):
+    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds.
+
+    What fitted is remembered: a kernel that is refused while an update is captured would spoil the capture.
+    """
+    sizes = (arg for arg in (*args, *options.values()) if not isinstance(arg, Tensor))
+    key = (kernel, args[0].device, args[0].dtype, num_stages, *sizes)
+    for stages in range(FITTED.get(key, num_stages), 0, -1):
         try:
             kernel[grid](*args, num_stages=stages, **options)
-            return
         except triton.runtime.errors.OutOfResources:
             if stages == 1:
                 raise
+        else:
+            FITTED[key] = stages
+            return
 
 
 def _strip_sizes(
