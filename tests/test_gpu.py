@@ -1,5 +1,6 @@
 """What only a GPU can show: captured updates, kernels in bf16, and everything around them that must go on working."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -109,6 +110,32 @@ def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Pat
         seen.append((tuple(index.tolist()), tuple(order.tolist())))
     assert len({batch for batch, _ in seen}) == 6
     assert len({orders for _, orders in seen}) > 1
+
+
+def test_a_graph_left_to_the_garbage_collector_does_not_spoil_the_next() -> None:
+    x = torch.ones(3, device=CUDA)
+
+    def leave_a_graph() -> None:
+        left = Captured(lambda x: x + 1, CUDA)
+        for _ in range(5):
+            left(x)
+        left.itself = left  # type: ignore[attr-defined]
+
+    def collecting(x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            gc.collect()
+        return x + 1
+
+    gc.disable()
+    try:
+        leave_a_graph()
+        captured = Captured(collecting, CUDA)
+        for _ in range(5):
+            y = captured(x)
+    finally:
+        gc.enable()
+    assert captured.graph is not None
+    assert torch.equal(y, x + 1)
 
 
 def test_a_reset_reaches_the_captured_update(tmp_path: Path) -> None:

@@ -558,10 +558,6 @@ MEASURED: dict[Layer, Config] = {
 """Configurations chosen by measurement on an H200; other layers follow `_default`."""
 
 
-FITTED: dict[tuple[Any, ...], int] = {}
-"""Depth of the pipeline that each launch so far had room for."""
-
-
 def _power(value: int, least: int = 16) -> int:
     return max(least, 1 << (value - 1).bit_length())
 
@@ -654,21 +650,14 @@ def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_stages: int, **options: Any) -> None:
-    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds.
-
-    What fitted is remembered: a kernel that is refused while an update is captured would spoil the capture.
-    """
-    sizes = (arg for arg in (*args, *options.values()) if not isinstance(arg, Tensor))
-    key = (kernel, args[0].device, args[0].dtype, num_stages, *sizes)
-    for stages in range(FITTED.get(key, num_stages), 0, -1):
+    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds."""
+    for stages in range(num_stages, 0, -1):
         try:
             kernel[grid](*args, num_stages=stages, **options)
+            return
         except triton.runtime.errors.OutOfResources:
             if stages == 1:
                 raise
-        else:
-            FITTED[key] = stages
-            return
 
 
 def _strip_sizes(

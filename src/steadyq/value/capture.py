@@ -1,5 +1,6 @@
 """Where a function of tensors becomes a CUDA graph, and where the host waits for one; on a CPU there is neither."""
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -38,6 +39,7 @@ class Captured:
         if self.calls <= self.warm_calls:
             return self._aside()
         if self.graph is None:
+            gc.collect()  # a graph of an earlier run, freed while this one is captured, would spoil it
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.result = self.function(self.argument)
