@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from steadyq import RunFolder, presets
 from steadyq.drive import train
-from steadyq.monitor.diagnostics import unit_scores
+from steadyq.monitor import watch
+from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
 from steadyq.nets import MLP, Ensemble, MinAtarNet, ResNet
@@ -124,12 +125,28 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
             (shot.scores, twin.scores, values),
             (shot.gradient_scores, twin.gradient_scores, slope),
         ):
-            assert torch.allclose(mine[key], unit_scores(plain), atol=1e-5), key
+            assert torch.allclose(mine[key], unit_scores(unit_sizes(plain)), atol=1e-5), key
             assert torch.allclose(mine[key], others[key], atol=1e-4), key
         # What reaches a layer's units sums to its bias gradient.
         if not key.endswith("conv2"):  # a block's ReLU stands behind its shortcut too, with the same gradient
             assert torch.allclose(slope.flatten(3).sum(3).sum(1) if slope.dim() > 3 else slope.sum(1),
                                   gradient[f"{key}.bias"], atol=1e-5), key  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, shape = NETWORKS[name]
+    learner, batch = learner_of(Ensemble(network, 3, 2, 3)), batch_of(shape)
+    draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
+    previous = {name: p + 0.01 for name, p in learner.online.items()}
+    whole = snapshot(learner, batch, draw, previous)
+    monkeypatch.setattr(watch, "PIECE", 3)
+    pieces = snapshot(learner, batch, draw, previous)
+    for field in dataclasses.fields(whole):
+        if field.name == "layers":
+            continue
+        one, other = getattr(whole, field.name), getattr(pieces, field.name)
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6, msg=lambda text, n=field.name: f"{n}: {text}")
 
 
 def test_returns_of_finished_trajectories() -> None:

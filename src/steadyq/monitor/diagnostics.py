@@ -38,6 +38,7 @@ __all__ = [
     "tails",
     "target_gap",
     "unit_scores",
+    "unit_sizes",
     "update_noise",
     "vote_split",
 ]
@@ -163,15 +164,18 @@ def crossing_fraction(z: Tensor) -> Tensor:
     return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1)
 
 
-def unit_scores(values: Tensor) -> Tensor:
-    """Mean size of each unit over the batch and positions, over the layer's mean, `[member, batch, unit, ...]`.
-
-    Returns `[member, unit]`. Of activations this is ReDo's score, of the gradients that reach the units GraMa's. A
-    layer that is all zero scores zero everywhere.
-    """
+def unit_sizes(values: Tensor) -> Tensor:
+    """Mean size of each unit over the batch and positions, `[member, batch, unit, ...] -> [member, unit]`."""
     others = (0, *range(2, values.dim() - 1))
-    each = torch.stack([own.abs().double().mean(others) for own in values])  # a member at a time: layers are large
-    return each / each.mean(1, keepdim=True).clamp_min(1e-300)
+    return torch.stack([own.abs().double().mean(others) for own in values])  # a member at a time: layers are large
+
+
+def unit_scores(sizes: Tensor) -> Tensor:
+    """Each unit's size over its layer's mean, `[member, unit]`; a layer that is all zero scores zero everywhere.
+
+    Of activations this is ReDo's score, of the gradients that reach the units GraMa's.
+    """
+    return sizes / sizes.mean(1, keepdim=True).clamp_min(1e-300)
 
 
 def dormant_fraction(scores: Tensor, threshold: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadyq.errors import UserError
-from steadyq.monitor.diagnostics import unit_scores
+from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.value.estimators import Quantile, Scalar
@@ -166,8 +166,8 @@ class StabilityMonitor:
             weights_before=None
             if self.before is None
             else {name: self.before[name][None] for name in params if name in self.before},
-            scores={name: unit_scores(x.detach()[None]) for name, x in tape.activations().items()},
-            gradient_scores={name: unit_scores(g[None]) for name, g in slopes.items()},
+            scores={name: unit_scores(unit_sizes(x.detach()[None])) for name, x in tape.activations().items()},
+            gradient_scores={name: unit_scores(unit_sizes(g[None])) for name, g in slopes.items()},
         )
 
     def _z(self, network: nn.Module, observation: Tensor) -> Tensor:

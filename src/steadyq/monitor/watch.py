@@ -1,9 +1,9 @@
 """Watches our own learner while it trains, without touching it: own random numbers, own batch, copies only."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.monitor.diagnostics import unit_scores
+from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.encoders import Execute, Layer, Network
@@ -20,6 +20,9 @@ from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
 from steadyq.value.operators import take
 from steadyq.value.shapes import Batch, Draw, Params
+
+PIECE = 32
+"""States looked at together: all 128 of a row at once would take more memory than an update."""
 
 
 class Watch:
@@ -72,51 +75,62 @@ class Watch:
 
 
 def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> Snapshot:
-    """Look at the learner on a batch: values, targets, one loss gradient, and the units on the way."""
-    with torch.no_grad():
-        target = learner.values(learner.target, batch.next_observation)
-        reads = learner.operator.reads_online
-        online = learner.values(learner.online, batch.next_observation) if reads else target
-        y = learner.estimator.backup(
-            learner.operator(online, target, batch, draw), batch.reward, batch.discount, learner.ceiling
-        )
-        q_target = learner.values(learner.target, batch.observation).q
-        q_before = None if previous is None else learner.values(previous, batch.observation).q
+    """Look at the learner on a batch, piece by piece: values, targets, one loss gradient, and the units on the way."""
     weights = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
-    tap = Tap(learner.ensemble.network)
-    with torch.enable_grad():
-        z = dataclasses.replace(learner.ensemble, network=tap).forward(weights, batch.observation)
-        each = learner.estimator.loss(take(z, batch.action.expand(z.shape[0], -1)), y)
-        with tap.scoring(learner.ensemble):
-            gradients = torch.autograd.grad(each.sum(0).mean(), list(weights.values()))
+    gradients = {name: torch.zeros_like(p) for name, p in weights.items()}
+    sizes: Params = {}
+    gradient_sizes: Params = {}
+    looks: list[dict[str, Tensor]] = []
+    count = len(batch.action)
+    for first in range(0, count, PIECE):
+        piece = Batch(**{field.name: getattr(batch, field.name)[first : first + PIECE] for field in fields(Batch)})
+        look = _values(learner, piece, draw, previous)
+        tap = Tap(learner.ensemble.network)
+        with torch.enable_grad():
+            z = replace(learner.ensemble, network=tap).forward(weights, piece.observation)
+            each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
+            with tap.measuring(learner.ensemble):
+                found = torch.autograd.grad(each.sum() / count, list(weights.values()))
+        for gradient, more in zip(gradients.values(), found, strict=True):
+            gradient += more
+        share = len(piece.action) / count
+        for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
+            total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
+        features = members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2)
+        looks.append({**look, "z": z.detach(), "q": learner.estimator.q(z.detach()), "features": features})
     return Snapshot(
         action=batch.action,
         reward=batch.reward,
-        z=z.detach(),
-        q=learner.estimator.q(z.detach()),
-        q_target=q_target,
-        q_next=target.q,
-        y=y,
-        features=members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2),
+        **{name: torch.cat([look[name] for look in looks], 1) for name in looks[0]},
         weights={name: p.detach() for name, p in weights.items()},
-        gradients=dict(zip(weights, gradients, strict=True)),
+        gradients=gradients,
         layers=learner.ensemble.network.monitored,
-        q_before=q_before,
         weights_before=previous,
         ceiling=learner.ceiling,
-        scores=tap.scores,
-        gradient_scores=tap.gradient_scores,
+        scores={name: unit_scores(size) for name, size in sizes.items()},
+        gradient_scores={name: unit_scores(size) for name, size in gradient_sizes.items()},
     )
 
 
+@torch.no_grad()
+def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
+    """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
+    target = learner.values(learner.target, batch.next_observation)
+    online = learner.values(learner.online, batch.next_observation) if learner.operator.reads_online else target
+    z_next = learner.operator(online, target, batch, draw)
+    y = learner.estimator.backup(z_next, batch.reward, batch.discount, learner.ceiling)
+    found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target, batch.observation).q}
+    return found if previous is None else {**found, "q_before": learner.values(previous, batch.observation).q}
+
+
 class Tap:
-    """A network that keeps what its layers put out after their ReLU, and scores the units."""
+    """A network that keeps what its layers put out after their ReLU, and measures the units."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.outputs: dict[str, list[Tensor]] = {}
-        self.scores: Params = {}
-        self.gradient_scores: Params = {}
+        self.sizes: Params = {}
+        self.gradient_sizes: Params = {}
 
     @property
     def layers(self) -> dict[str, Layer]:
@@ -140,36 +154,36 @@ class Tap:
         return self.network.wire(tapped, x)
 
     @contextmanager
-    def scoring(self, ensemble: Ensemble) -> Iterator[None]:
-        """Score the units by their outputs, and by the gradients of a backward pass inside the block.
+    def measuring(self, ensemble: Ensemble) -> Iterator[None]:
+        """Measure the units by their outputs, and by the gradients of a backward pass inside the block.
 
-        Gradients are scored as they pass and not kept: those of all layers together would take more memory than
+        Gradients are measured as they pass and not kept: those of all layers together would take more memory than
         training does.
         """
         slopes: dict[str, dict[int, Tensor]] = {name: {} for name in self.outputs}
 
-        def score(name: str, place: int, y: Tensor, slope: Tensor) -> None:
+        def measure(name: str, place: int, y: Tensor, slope: Tensor) -> None:
             # Before the ReLU, where the unit's own weights receive it: a unit that is off learns nothing.
-            slopes[name][place] = _scores(slope * (y > 0), ensemble)
+            slopes[name][place] = _sizes(slope * (y > 0), ensemble)
 
         places = [(name, place, y) for name, parts in self.outputs.items() for place, y in enumerate(parts)]
         hooks = [
-            y.register_hook(partial(score, name, place, y.detach()))  # type: ignore[no-untyped-call]
+            y.register_hook(partial(measure, name, place, y.detach()))  # type: ignore[no-untyped-call]
             for name, place, y in places
         ]
         yield
         for hook in hooks:
             hook.remove()
-        self.scores = {
-            name: torch.cat([_scores(y.detach(), ensemble) for y in parts]) for name, parts in self.outputs.items()
+        self.sizes = {
+            name: torch.cat([_sizes(y.detach(), ensemble) for y in parts]) for name, parts in self.outputs.items()
         }
-        self.gradient_scores = {
+        self.gradient_sizes = {
             name: torch.cat([own[place] for place in range(len(own))]) for name, own in slopes.items()
         }
 
 
-def _scores(part: Tensor, ensemble: Ensemble) -> Tensor:
-    return unit_scores(part[None] if ensemble.form == "loop" else members_first([part], ensemble))
+def _sizes(part: Tensor, ensemble: Ensemble) -> Tensor:
+    return unit_sizes(part[None] if ensemble.form == "loop" else members_first([part], ensemble))
 
 
 def members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
