@@ -101,6 +101,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--show", "nowhere.json"], "no such file"),
         (["bench", "--show", str(Path(__file__))], "not a file of `steadyq bench --json`"),
         (["bench", "--show", "times.json", "--section", "cpu"], "--show prints a file and measures nothing"),
+        (["bench", "--show", "times.json", "--no-compile"], "--show prints a file and measures nothing"),
+        (["bench", "--section"], "--section needs a value"),
+        (["bench", "--compile", "no"], "--compile takes no value, got 'no': write --compile or --no-compile"),
+        (["train", "CartPole-v1", "--compute.device", "gpu"], "choose one of auto, cpu, cuda"),
+        (["train", "CartPole-v1", "--compute.precision", "float32"], "choose one of auto, bf16, fp32, tf32"),
+        (["train", "CartPole-v1", "--record.tensorboard", "False"], "write --record.tensorboard or --record.no-tensor"),
+        (["train", "CartPole-v1", "--record.tensorboard=False"], "--record.tensorboard takes no value, got 'False'"),
+        (["train", "CartPole-v1", "--no-record.tensorboard"], "did you mean --record.no-tensorboard?"),
         (["bench", "--json", "."], "this is a folder; name a file in it"),
         (["bench", "--json", "nowhere/times.json"], "there is no folder nowhere"),
     ],
@@ -284,3 +292,18 @@ def test_time_left_counts_learning_steps_alone() -> None:
             training.step_count, training.learner.updates = step, updates
             shown.step(training, None)
     assert shown.rates == pytest.approx((1.0, 1.0))
+
+
+@pytest.mark.parametrize("text", ['{"growth": {"members": {"1": 0, "2": 3}}}', '{"gpu": []}', '{"env": {}}', "[]"])
+def test_a_bench_file_without_figures_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(text)
+    assert run("bench", "--show", str(file)) == 2
+    assert "not a file of `steadyq bench --json`" in capsys.readouterr().err
+
+
+def test_names_in_a_bench_file_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "times.json"
+    file.write_text('{"env": {"[red]a[/nope]": 3}}')
+    assert run("bench", "--show", str(file)) == 0
+    assert "[red]a[/nope]" in capsys.readouterr().out

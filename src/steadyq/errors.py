@@ -9,10 +9,13 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the hint that follows an unknown name: the closest known one, or all of them."""
+    """Return the hint that follows an unknown name: the closest known one, or all of them.
+
+    Of few names all are said unless one is very close: 'gpu' is no misspelt 'cpu', nor 'float32' a misspelt 'tf32'.
+    """
     known = sorted(known)
     folded = {choice.lower(): choice for choice in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5 if len(known) > 8 else 0.75)
     if close:
         return f"did you mean {folded[close[0]]!r}?"
     return "choose one of " + ", ".join(known)

@@ -38,7 +38,9 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
     values = flatten(recipe.to_dict()) if recipe else {}
     names |= set(values)
     known = {"--" + name.replace("_", "-") for name in names}
-    switches = {f"--{name}".replace("_", "-") for name, value in values.items() if isinstance(value, bool)}
+    flags = {name for name, value in values.items() if isinstance(value, bool)}
+    flags |= {name for name, hint in hints.items() if hint is bool}
+    switches = {f"--{name}".replace("_", "-") for name in flags}
     known |= {_negated(switch) for switch in switches}
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
@@ -50,6 +52,8 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
         name = option.removeprefix("--").replace("-", "_")
         if not equals:
             value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
+        if option in switches and (equals or value.lower() in ("true", "false", "0", "1", "yes", "no", "on", "off")):
+            return f"{option} takes no value, got {value!r}: write {option} or {_negated(option)}"
         if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
             try:
                 recipe.override({name: value})
@@ -59,11 +63,14 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
 
 
 def _negated(switch: str) -> str:
-    head, dot, leaf = switch.rpartition(".")
-    return f"{head}{dot}no-{leaf}"
+    head, dot, leaf = switch.removeprefix("--").rpartition(".")
+    return f"--{head}{dot}no-{leaf}"
 
 
 def _nearest_option(option: str, known: set[str]) -> str:
+    turned = _negated("--" + option.removeprefix("--no-"))
+    if option.startswith("--no-") and turned in known:
+        return f"did you mean {turned}?"
     leaf = option.removeprefix("--").split(".")[-1]
     same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
     close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 Row = dict[str, Any]
@@ -24,7 +25,7 @@ class Sheet:
             longest = max((len(row[i]) for row in self.rows), default=0)
             table.add_column(name, justify="left" if i == 0 else "right", min_width=longest)
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         return table
 
     def markdown(self) -> str:

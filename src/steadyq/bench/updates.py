@@ -274,11 +274,12 @@ OPTIMIZER_BYTES = 38
 
 def floors(case: Case, rates: Rates) -> dict[str, float]:
     """Milliseconds below which the large parts of an update cannot fall: arithmetic, or bytes, at the best rates."""
-    layers = case.network.layers.values()
-    forward = 2e3 * sum(layer.multiplications for layer in layers) * case.members * BATCH / rates.bf16_flops
+    layers = list(case.network.layers.values())
+    each = [2e3 * layer.multiplications * case.members * BATCH / rates.bf16_flops for layer in layers]
+    forward, stem = sum(each), each[0]  # no gradient of the stem's input is made
     parameters = sum(math.prod(layer.weight_shape) + layer.outputs for layer in layers) * case.members
     step = 1e3 * OPTIMIZER_BYTES * parameters / rates.bytes_per_second
-    return {"targets": forward, "loss and gradient": 3 * forward, "clip, Adam, Polyak, copies": step}
+    return {"targets": forward, "loss and gradient": 3 * forward - stem, "clip, Adam, Polyak, copies": step}
 
 
 @contextmanager

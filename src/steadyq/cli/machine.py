@@ -97,14 +97,17 @@ def bench(words: list[str]) -> int:
 
     options = parse(BenchOptions, words)
     if options.show is not None:
-        if options.json or options.section or options.scales:
-            raise UserError("--show prints a file and measures nothing: leave out --json, --section and --scales")
+        if options.json or options.section or options.scales or not options.compile:
+            raise UserError("--show prints a file and measures nothing: only --markdown goes with it")
         return _show_bench(options.show, options.markdown)
     if options.markdown:
         raise UserError("--markdown goes with --show FILE")
+    for name, given in (("--section", options.section), ("--scales", options.scales)):
+        if name in words and not given:
+            raise UserError(f"{name} needs a value: `steadyq bench --help` says which")
     scales = tuple(_scale(text) for text in options.scales)
     check_file("--json", options.json)
-    run = Bench(OUT, tuple(options.section), compile=options.compile, file=options.json)
+    run = Bench(OUT, tuple(dict.fromkeys(options.section)), compile=options.compile, file=options.json)
     if scales and "gpu" not in run.wanted():
         raise UserError("--scales are those of section gpu, which is not measured here")
     run.scales = scales or run.scales
@@ -119,9 +122,9 @@ def _show_bench(path: Path, markdown: bool) -> int:
         found = list(sheets(json.loads(path.read_text())))
     except OSError as error:
         raise UserError(f"--show {path}: {(error.strerror or 'cannot be read').lower()}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError):
         found = []
-    if not found:
+    if not any(sheet.rows for sheet in found):
         raise UserError(f"--show {path}: not a file of `steadyq bench --json`")
     for sheet in found:
         if markdown:

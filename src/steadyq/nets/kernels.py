@@ -7,8 +7,8 @@ and ReLU ride in the epilogue instead of costing another pass over memory. Strid
 
 Two ways to walk a convolution, because two things bound it:
 
-* `tile`: implicit GEMM over output pixels, one tap at a time. Right when arithmetic rules (64 channels and more).
-* `strip`: for 3x3 at stride 1 with few channels, where the nine-fold re-reading of the input rules. A program walks
+* `tile`: implicit GEMM over output pixels, one tap at a time. Right when arithmetic rules (many channels).
+* `strip`: for 3x3 at stride 1 and up to 64 channels, where the nine-fold re-reading of the input rules. A program walks
   down the image; each input row feeds three rolling accumulators (the output rows above, at and below it) and is read
   once.
 
@@ -519,8 +519,8 @@ class Config:
 
 
 Layer = tuple[str, int, int, int, int, int]
-"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight: in),
-channels made (out).
+"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight,
+spread: in), channels made (out).
 """
 
 MEASURED: dict[Layer, Config] = {
