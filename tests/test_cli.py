@@ -47,6 +47,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["trian"], "unknown command 'trian': did you mean 'train'?"),
         (["train"], "train needs an environment"),
+        (["train", "--steps", "10", "--preset", "dqn"], "train needs an environment"),
+        (["train", "--steps", "10", "CartPol-v1"], "CartPole-v1"),
+        (["demo", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["demo", "--out", ATARI[0]], "is a run's own folder"),
+        (["evaluate", ATARI[0], "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["play", ATARI[0], "--out", "a.mp4", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["play", ATARI[0], "--out", "a.mp4", "--max-seconds", "nan"], "--max-seconds must be at least 0.1, got nan"),
         (["train", "Breakout"], "write MinAtar/Breakout or Atari/Breakout"),
         (["train", "MinAtar/Brekout"], "did you mean 'Breakout'?"),
         (["train", "Atari/Brekout"], "did you mean 'Breakout'?"),
@@ -261,6 +268,12 @@ def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.C
     weights.unlink()
     assert run("evaluate", str(damaged)) == 2
     assert f"{weights} cannot be read: " in capsys.readouterr().err
+    (damaged / "result.json").write_text("[1]")
+    assert run("report", str(damaged)) == 2
+    assert f"{damaged / 'result.json'} is damaged: it is no table" in capsys.readouterr().err
+    (damaged / "recipe.toml").write_bytes(b"\xff\xfe")
+    assert run("evaluate", str(damaged)) == 2
+    assert f"{damaged / 'recipe.toml'} is damaged: it is not text" in capsys.readouterr().err
     (damaged / "recipe.toml").write_text("env =")
     assert run("evaluate", str(damaged)) == 2
     assert f"{damaged / 'recipe.toml'}: not a recipe" in capsys.readouterr().err
@@ -307,3 +320,28 @@ def test_names_in_a_bench_file_are_printed_as_they_are(tmp_path: Path, capsys: p
     file.write_text('{"env": {"[red]a[/nope]": 3}}')
     assert run("bench", "--show", str(file)) == 0
     assert "[red]a[/nope]" in capsys.readouterr().out
+
+
+def test_options_may_come_before_the_environment(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--steps", "300", "--run", str(trained), *QUICK, "CartPole-v1") == 0
+    assert "already finished" in capsys.readouterr().out
+
+
+def test_a_finished_run_without_its_result_is_evaluated_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, again := tmp_path / "again")
+    words = ("train", "CartPole-v1", "--steps", "300", "--run", str(again), *QUICK)
+    result = json.loads((again / "result.json").read_text())
+    (again / "result.json").unlink()
+    assert run(*words) == 0
+    assert json.loads((again / "result.json").read_text())["returns"] == result["returns"]
+    (again / "result.json").unlink()
+    newest = RunFolder(again).checkpoints()[-1]
+    (newest / "target.safetensors").unlink()
+    capsys.readouterr()
+    assert run(*words) == 2
+    assert f"{newest} is damaged: it has no target.safetensors" in capsys.readouterr().err
+    (newest / "state.json").write_text("{")
+    assert run(*words) == 2
+    assert f"{newest / 'state.json'} is damaged: it is not JSON" in capsys.readouterr().err

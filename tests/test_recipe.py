@@ -95,7 +95,7 @@ OUT_OF_RANGE = [
     ("evaluation.episodes", 0, "evaluation.episodes must be at least 1, got 0"),
     ("evaluation.random_episodes", 0, "evaluation.random_episodes must be at least 1, got 0"),
     ("monitor.every", -1, "monitor.every must be at least 0, got -1"),
-    ("monitor.batch", 1, "monitor.batch must be at least 2, got 1"),
+    ("monitor.batch", 1, "monitor.batch must be between 2 and 4096, got 1"),
     ("record.every", 0, "record.every must be at least 1, got 0"),
     ("record.checkpoint_every", 0, "record.checkpoint_every must be at least 1, got 0"),
     ("compute.threads", -1, "compute.threads must be between 0 and 1024, got -1"),

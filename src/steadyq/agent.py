@@ -132,18 +132,28 @@ class Agent:
         return self.estimator.q(self.ensemble.forward(self.params, x)).mean(0)
 
     def act(self, observation: Any) -> int | np.ndarray:
-        """Return the greedy action of one observation (an int), or of a batch (an array).
+        """Return the greedy action of one observation (an int), or of a batch (an array), as the environment counts.
 
-        An observation is what the environment shows, frames stacked along the first dimension:
-        `agent.spec.observation_shape`.
+        An observation is `agent.spec.observation_shape`: frames stacked along the first dimension, or, where one frame
+        is an observation, what the environment itself shows.
         """
-        shape = tuple(np.shape(observation))
-        if shape == self.spec.observation_shape:
-            return int(self.q(np.asarray(observation)[None]).argmax(-1))
-        if shape[1:] == self.spec.observation_shape:
-            actions: np.ndarray = self.q(observation).argmax(-1).cpu().numpy()
+        spec, shape = self.spec, tuple(np.shape(observation))
+        if spec.stack == 1 and spec.shown_shape and spec.shown_shape in (shape, shape[1:]):
+            observation = self._frames(np.asarray(observation))
+            shape = observation.shape
+        if shape == spec.observation_shape:
+            return int(self.q(np.asarray(observation)[None]).argmax(-1)) + spec.first_action
+        if shape[1:] == spec.observation_shape:
+            actions: np.ndarray = self.q(observation).argmax(-1).cpu().numpy() + spec.first_action
             return actions
-        raise UserError(f"observation has shape {shape}, {self.spec.name} shows {self.spec.observation_shape}")
+        raise UserError(f"observation has shape {shape}, {spec.name} is seen as {spec.observation_shape}")
+
+    def _frames(self, shown: np.ndarray) -> np.ndarray:
+        """Images with their channels first, anything else in one row, as `envs/classic.py` lays them out."""
+        spec, before = self.spec, shown.shape[: shown.ndim - len(self.spec.shown_shape)]
+        if len(spec.frame_shape) == 3 and len(spec.shown_shape) == 3:
+            shown = np.moveaxis(shown, -1, -3)
+        return shown.reshape(*before, *spec.frame_shape).astype(spec.frame_dtype)
 
 
 def load(path: Path | str, device: str = "auto") -> Agent:

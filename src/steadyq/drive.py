@@ -44,6 +44,8 @@ def train(
     A finished run is returned as it is. Raises `UserError` before anything is written if the recipe or the folder
     cannot work, `Interrupted` after a signal and `Diverged` when a value stops being finite, both with the state saved.
     """
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"train takes a recipe, such as presets.steady('CartPole-v1'), got {recipe!r}")
     changes = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = recipe.override(changes)
     folder = RunFolder(run if run is not None else default_path(recipe))

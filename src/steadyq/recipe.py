@@ -273,7 +273,7 @@ class MonitorSection:
     def __post_init__(self) -> None:
         """Check ranges."""
         within("monitor.every", self.every, 0)
-        within("monitor.batch", self.batch, 2)
+        within("monitor.batch", self.batch, 2, 4096)
 
 
 @dataclass(frozen=True)
@@ -440,7 +440,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         parts = value.replace(",", " ").split() if isinstance(value, str) else value
         inner = typing.get_args(kind)
         if not isinstance(parts, list | tuple) or (inner[-1] is not Ellipsis and len(parts) != len(inner)):
-            raise UserError(f"{name} needs {len(inner)} whole numbers, got {value!r}")
+            count = "one or more" if inner[-1] is Ellipsis else len(inner)
+            raise UserError(f"{name} needs {count} whole numbers, got {value!r}")
         return tuple(coerce(part, inner[0], name) for part in parts)
     if isinstance(kind, types.UnionType):
         return value

@@ -72,6 +72,8 @@ class RunFolder:
             return Recipe.from_toml(file.read_text())
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is damaged: it is not text in UTF-8") from None
 
     @property
     def meta(self) -> dict[str, Any] | None:
@@ -79,8 +81,7 @@ class RunFolder:
         file = self.path / "meta.json"
         if (self.path / "recipe.toml").is_file() or not file.is_file():
             return None
-        meta: dict[str, Any] = json.loads(file.read_text())
-        return meta
+        return _table(file)
 
     @property
     def begun(self) -> bool:
@@ -91,11 +92,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"
-        try:
-            found: dict[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
-        except ValueError:
-            raise UserError(f"{file} is damaged: it is not JSON") from None
-        return found
+        return _table(file) if file.is_file() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
@@ -175,6 +172,18 @@ class Checkpoint:
     plain: dict[str, Any]
 
 
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"{file} is damaged: it is not JSON") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is damaged: it is no table of names and values")
+    return found
+
+
 def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
@@ -234,7 +243,7 @@ class Writer:
             return None
         newest = checkpoints[-1]
         tensors = {file.stem: _tensors(file) for file in sorted(newest.glob("*.safetensors"))}
-        plain = json.loads((newest / "state.json").read_text())
+        plain = _table(newest / "state.json")
         self._cut(dict.fromkeys(LOGS, 0) | plain["log_bytes"])
         return Checkpoint(tensors, plain)
 

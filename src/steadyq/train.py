@@ -12,6 +12,7 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
+from steadyq.errors import UserError
 from steadyq.evaluate import different, greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, EpsilonGreedy, FrameStack
 from steadyq.learning import Learning
@@ -304,6 +305,10 @@ class Training:
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint, in place."""
         learner, tensors, plain = self.learner, saved.tensors, saved.plain
+        needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
+        if missing := needed - tensors.keys():
+            newest = self.writer.folder.checkpoints()[-1]
+            raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
         for group, name in (
             (learner.online, "online"),
             (learner.target, "target"),
@@ -314,7 +319,10 @@ class Training:
             for key, tensor in group.items():
                 tensor.copy_(tensors[name][key])
         learner.refresh()
-        self.ring.restore(tensors["replay"])
+        if "replay" in tensors:
+            self.ring.restore(tensors["replay"])
+        elif plain["step"] < self.recipe.steps:  # a run that has all its steps is only evaluated again
+            raise UserError(f"{self.writer.path} cannot go on: its checkpoint has no replay buffer any more")
         loop = tensors["loop"]
         self.stack.observation.copy_(loop["observation"])
         self.generator.set_state(loop["generator"])

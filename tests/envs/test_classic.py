@@ -5,10 +5,13 @@ import dataclasses
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from playing import play, same
 
-from steadyq import envs
+from steadyq import Agent, Recipe, envs, presets
+from steadyq.agent import ensemble_for, estimator_for
+from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
 from steadyq.errors import UserError
 
@@ -100,6 +103,57 @@ def test_actions_that_do_not_start_at_zero():
     env.reset()
     assert env.spec.num_actions == 3
     assert env.step(np.array([2])).reward[0] == 7
+
+
+def agent_of(recipe: Recipe) -> Agent:
+    spec = envs.spec(recipe.env, recipe.protocol)
+    ensemble = ensemble_for(recipe, spec)
+    return Agent(ensemble, estimator_for(recipe), ensemble.initial(torch.Generator().manual_seed(0)), spec)
+
+
+def test_an_agent_acts_as_the_environment_counts():
+    register(action_space=spaces.Discrete(3, start=5))
+    agent = agent_of(presets.steady("SteadyQMade-v0"))
+    seen = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    one_by_one = [agent.act(one) for one in seen]
+    assert one_by_one == agent.act(seen).tolist() == (agent.q(seen).argmax(-1) + 5).tolist()
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((12, 10, 3), np.uint8), ((12, 10), np.uint8), ((4, 5), np.float64)])
+def test_an_agent_takes_what_the_environment_shows(shape, dtype):
+    box = spaces.Box(0, 1 if dtype == np.float64 else 255, shape, dtype)
+    register(observation_space=box)
+    agent = agent_of(presets.steady("SteadyQMade-v0").override({"network.kind": "mlp"}))
+    env = make("SteadyQMade-v0")
+    frame = env.reset()
+    box.seed(int(env.game_seed()[0]))
+    shown = box.sample()
+    assert agent.act(shown) == agent.act(frame[0])
+    assert agent.act(np.stack([shown, shown])).tolist() == 2 * [agent.act(shown)]
+    with pytest.raises(UserError, match="observation has shape"):
+        agent.act(shown[:2])
+
+
+def test_a_game_without_any_limit_is_cut(monkeypatch):
+    monkeypatch.setattr(classic, "LONGEST", 9)
+    env = make("SteadyQMade-v0")
+    env.reset()
+    ends = [env.step(np.array([0])) for _ in range(9)]
+    assert [bool(step.truncated[0]) for step in ends] == 8 * [False] + [True]
+    env = make("SteadyQMade-v0", max_frames=12)
+    env.reset()
+    assert not any(env.step(np.array([0])).truncated[0] for _ in range(11))
+
+
+def test_an_environment_that_breaks_its_word_is_named(monkeypatch):
+    env = make("SteadyQMade-v0")
+    env.reset()
+    monkeypatch.setattr(Made, "step", lambda self, action: (np.zeros(2), 0.0, False, {}))
+    with pytest.raises(UserError, match=r"SteadyQMade-v0: step.* must return five things"):
+        env.step(np.array([0]))
+    monkeypatch.setattr(Made, "step", lambda self, action: (np.zeros(5), 0.0, False, False, {}))
+    with pytest.raises(UserError, match=r"SteadyQMade-v0 showed an observation of shape \(5,\); its space says \(2,\)"):
+        env.step(np.array([0]))
 
 
 @pytest.mark.parametrize(

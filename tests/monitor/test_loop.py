@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -262,6 +263,18 @@ def test_the_callback_goes_on_with_the_next_learn_and_refuses_what_has_no_q_netw
     ppo = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(sq.UserError, match="not PPO: it has no Q-network"):
         ppo.learn(16, callback=StabilityCallback(tmp_path / "ppo"))
+    for wrong in ({"every": 0}, {"batch": 1}):
+        with pytest.raises(sq.UserError, match="must be at least"):
+            StabilityCallback(tmp_path / "wrong", **wrong)
+    wrapped = gymnasium.wrappers.TransformObservation(
+        gymnasium.make("CartPole-v1"),
+        lambda x: {"x": x},
+        gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-9, 9, (4,))}),
+    )
+    of_dicts = stable_baselines3.DQN("MultiInputPolicy", wrapped, learning_starts=5, device="cpu")
+    with pytest.raises(sq.UserError, match="observations are a Dict"):
+        of_dicts.learn(20, callback=StabilityCallback(tmp_path / "dict"))
+    assert not (tmp_path / "dict").exists()
 
 
 def test_a_loop_that_diverged_is_said_to_have_and_makes_a_page(
@@ -281,3 +294,23 @@ def test_a_loop_that_diverged_is_said_to_have_and_makes_a_page(
     assert "values or weights are no longer finite since step 8" in said
     assert "try a lower rate; a lower clip" in said  # not the names of our options
     write_report([tmp_path / "run"], tmp_path / "page.html")
+
+
+def test_what_cannot_be_watched_is_refused_at_once(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    for wrong, said in (
+        ({"every": 0}, "every must be at least 1"),
+        ({"lanes": 0}, "lanes must be at least 1"),
+        ({"gamma": float("nan")}, "gamma must be between 0 and 1"),
+    ):
+        with pytest.raises(sq.UserError, match=said):
+            StabilityMonitor(net, path=tmp_path / "run", **wrong)
+    with pytest.raises(sq.UserError, match="Linear has none that trains"):
+        StabilityMonitor(nn.Linear(4, 2), path=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monitor = StabilityMonitor(net, path=tmp_path / "run", lanes=2)
+    with pytest.raises(sq.UserError, match=r"reward has shape \(3,\), and the monitor watches 2 lanes"):
+        monitor.step([1, 2, 3], False)
+    single = StabilityMonitor(nn.Sequential(nn.Linear(4, 1)), path=tmp_path / "single")
+    with pytest.raises(sq.UserError, match="single action"):
+        single.update(torch.zeros(5, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5, 4), torch.zeros(5))

@@ -117,12 +117,12 @@ def diagnose(words: list[str]) -> int:
 def _why_none(run: "Run") -> str:
     """What keeps a run without diagnostics."""
     if run.meta is not None:
-        return f"the monitor's every= is larger than what it has seen ({run.last_step:,} steps)"
+        return "the monitor has seen no update"
     if run.recipe.monitor.every == 0:
         return "train it with monitor.every above 0"
     if any(row.get("updates") for row in run.rows):
         return "it learned, but has no diagnostics.jsonl (as runs of earlier versions)"
-    return f"it has made no update by step {run.last_step:,} (replay.warmup {run.recipe.replay.warmup:,})"
+    return f"it has made no update so far (replay.warmup {run.recipe.replay.warmup:,})"
 
 
 def _probe(path: Path) -> dict[str, Any]:

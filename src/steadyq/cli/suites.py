@@ -1,6 +1,7 @@
 """Commands for many runs, and for the paper's own tables."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def ppo(words: list[str]) -> int:
     settings = {name: getattr(options, name) for name in ("steps", "episodes", "lanes", "rollout")}
     code = stoppable(lambda: train_row(options.games, options.seeds, options.out, OUT.print, **settings))
     if code == 0:
-        OUT.print(f"next     steadyq report {options.out}")
+        OUT.print(f"next     steadyq report {shlex.quote(str(options.out))}")
     return code
 
 

@@ -45,12 +45,15 @@ def train(words: list[str]) -> int:
         given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
+    known = recipe_for("steady", "MinAtar/Breakout")
+    if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
+        blank = TrainOptions(dataclasses.replace(known, env=""))
+        given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
     if given.env is None and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
     try:
         base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
     except UserError:
-        known = recipe_for("steady", "MinAtar/Breakout")
         parse(TrainOptions, words, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
@@ -130,6 +133,7 @@ def evaluate(words: list[str]) -> int:
 
     options = parse(EvaluateOptions, words)
     within("--episodes", options.episodes, 1)
+    within("--seed", options.seed, 0)
     check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
@@ -189,9 +193,12 @@ class PlayOptions:
 
 def play(words: list[str]) -> int:
     """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    from steadyq.recipe import within
     from steadyq.video import record_game
 
     options = parse(PlayOptions, words)
+    within("--seed", options.seed, 0)
+    within("--max-seconds", options.max_seconds, 0.1)
     score, steps = record_game(
         options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
     )
@@ -212,6 +219,12 @@ class DemoOptions:
 def demo(words: list[str]) -> int:
     """Train on a small game, film it, write a page about it: what `make demo` runs."""
     from steadyq.demo import run_demo
+    from steadyq.recipe import within
+    from steadyq.runs import RunFolder
 
     options = parse(DemoOptions, words)
+    if options.steps is not None:
+        within("--steps", options.steps, 1)
+    if RunFolder(options.out).begun:
+        raise UserError(f"--out {options.out} is a run's own folder: choose another, the demo makes a run in it")
     return stoppable(lambda: run_demo(options.out, steps=options.steps, console=OUT))

@@ -1,6 +1,7 @@
 """Any registered Gymnasium environment with discrete actions and a Box to look at."""
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -17,6 +18,9 @@ from steadyq.envs.vector import Array, EnvSpec
 from steadyq.errors import UserError, nearest
 
 EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
+
+LONGEST = 27_000
+"""Steps after which a game is cut where neither environment nor protocol has a limit: those of Atari's longest game."""
 
 Env = gymnasium.Env[Any, Any]
 
@@ -38,7 +42,10 @@ def canonical(name: str) -> str:
     versions = [known for known in gymnasium.registry if known.lower().rsplit("-v", 1)[0] == name.lower()]
     if versions:
         return max(versions, key=lambda known: int(known.rsplit("-v", 1)[1]))
-    raise UserError(f"no environment {name!r} is registered with Gymnasium; {nearest(name, gymnasium.registry)}")
+    raise UserError(
+        f"no environment {name!r} is registered with Gymnasium; {nearest(name, gymnasium.registry)} "
+        "(one of your own: module:Id-v0)"
+    )
 
 
 def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
@@ -49,8 +56,10 @@ def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
         env: Env = gymnasium.make(game, disable_env_checker=True, **given)
     except gymnasium.error.DependencyNotInstalled as missing:
         raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
-    except (gymnasium.error.Error, ModuleNotFoundError) as wrong:
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as wrong:
         raise UserError(f"Gymnasium cannot make {game}: {wrong}") from wrong
+    if not given.get("max_episode_steps") and (env.spec is None or env.spec.max_episode_steps is None):
+        env = gymnasium.wrappers.TimeLimit(env, LONGEST)
     if not isinstance(env.action_space, spaces.Discrete):
         raise UserError(f"{game} has actions {env.action_space}; Q-learning needs a Discrete action space")
     if not isinstance(env.observation_space, spaces.Box):
@@ -76,6 +85,8 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
         lanes=lanes,
         action_names=tuple(str(action) for action in range(count)),
         frames_per_step=1,
+        first_action=int(env.action_space.start),  # type: ignore[attr-defined]
+        shown_shape=() if layout.shape == layout.shown else layout.shown,
     )
 
 
@@ -116,6 +127,8 @@ class _Layout:
         assert isinstance(box, spaces.Box)
         self.dtype: Literal["uint8", "float32"] = "float32"
         self.shape: tuple[int, ...] = (int(np.prod(box.shape)),)
+        self.name = env.spec.id if env.spec else type(env).__name__
+        self.shown = tuple(box.shape)
         self.channels_last = False
         if box.dtype == np.uint8 and len(box.shape) == 2:
             self.dtype, self.shape = "uint8", (1, *box.shape)
@@ -126,6 +139,8 @@ class _Layout:
 
     def frame(self, observation: Any) -> Array:
         array = np.asarray(observation)
+        if array.size != math.prod(self.shown):
+            raise UserError(f"{self.name} showed an observation of shape {array.shape}; its space says {self.shown}")
         if self.channels_last:
             array = array.transpose(2, 0, 1)
         return array.reshape(self.shape).astype(self.dtype)
@@ -135,7 +150,7 @@ class GymnasiumGame:
     """A `Game` over one Gymnasium environment, seeded at every reset."""
 
     def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
-        self._env = _open(game, protocol, render_mode)
+        self._name, self._env = game, _open(game, protocol, render_mode)
         self._layout = _Layout(self._env)
         self._first_action = int(self._env.action_space.start)  # type: ignore[attr-defined]  # `_open` checks
 
@@ -149,7 +164,12 @@ class GymnasiumGame:
 
     def send(self, action: int) -> None:
         """Play one step."""
-        observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        try:
+            observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        except ValueError as wrong:
+            if "unpack" not in str(wrong):
+                raise
+            raise UserError(f"{self._name}: step() must return five things, as Gymnasium's do: {wrong}") from wrong
         self._outcome = Outcome(self._layout.frame(observation), float(reward), bool(terminated), bool(truncated))
 
     def receive(self) -> Outcome:
@@ -162,7 +182,10 @@ class GymnasiumGame:
 
     def picture(self) -> NDArray[np.uint8]:
         """Return what the environment draws."""
-        drawn = np.asarray(self._env.render(), np.uint8)
+        try:
+            drawn = np.asarray(self._env.render(), np.uint8)
+        except NotImplementedError:
+            raise UserError(f"{self._name} draws no pictures (no render()): it cannot be filmed") from None
         return drawn[: drawn.shape[0] // 2 * 2, : drawn.shape[1] // 2 * 2]
 
     def close(self) -> None:

@@ -43,7 +43,8 @@ class Protocol:
     reward: Literal["raw", "sign"] = "raw"
     """What the learner sees; scores are always raw."""
     max_frames: int = 0
-    """Emulator frames after which a game is cut (truncated, not terminated); 0 = the environment's own limit."""
+    """Emulator frames after which a game is cut (truncated, not terminated); 0 = the environment's own limit, in
+    Gymnasium 27,000 steps where it has none."""
     ramping: bool = False
     """MinAtar: the game gets harder the longer it lasts."""
     train_levels: int = 0

@@ -28,6 +28,10 @@ class EnvSpec:
     action_names: tuple[str, ...]
     frames_per_step: int
     """Emulator frames per agent step."""
+    first_action: int = 0
+    """What the environment itself calls the first of its actions."""
+    shown_shape: tuple[int, ...] = ()
+    """An observation as the environment itself shows it, where that is not `frame_shape`."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

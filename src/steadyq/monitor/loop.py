@@ -16,6 +16,8 @@ from steadyq.errors import UserError
 from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
+from steadyq.recipe import within
+from steadyq.runs import replace_text
 from steadyq.value.estimators import Quantile, Scalar
 from steadyq.value.operators import take
 
@@ -58,6 +60,14 @@ class StabilityMonitor:
         env: str = "",
         seed: int = 0,
     ) -> None:
+        within("every", every, 1)
+        within("lanes", lanes, 1)
+        within("gamma", gamma, 0, 1)
+        if not _watched(q_network):
+            raise UserError(
+                f"StabilityMonitor watches the Linear and Conv layers inside a module, and {type(q_network).__name__} "
+                "has none that trains (a single layer: put it into nn.Sequential)"
+            )
         self.network, self.gamma, self.every, self.double = q_network, gamma, every, double
         self.target = q_network if target_network is None else target_network
         self.values = values or (lambda network, observation: network(observation))
@@ -86,6 +96,9 @@ class StabilityMonitor:
     def step(self, reward: Any, terminated: Any, truncated: Any = False) -> None:
         """Take note of one step of every environment, in the learner's rewards."""
         lanes = len(self.scores)
+        for name, given in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            if np.shape(given) not in ((), (1,), (lanes,)):
+                raise UserError(f"step: {name} has shape {np.shape(given)}, and the monitor watches {lanes} lanes")
         rewards = np.broadcast_to(np.asarray(reward, float), (lanes,))
         ended, cut = (np.broadcast_to(np.asarray(flag, bool), (lanes,)) for flag in (terminated, truncated))
         self.steps += lanes
@@ -128,6 +141,8 @@ class StabilityMonitor:
         """Look at the network on the given transitions."""
         with torch.no_grad():
             z_next = self._z(self.target, next_observation)
+            if z_next.shape[2] < 2:
+                raise UserError("the network values a single action: there is no choice to watch")
             q_next = z_next.mean(-1)
             selecting = self._z(self.network, next_observation).mean(-1) if self.double else q_next
             discount = self.gamma * (1 - terminated)
@@ -157,11 +172,7 @@ class StabilityMonitor:
             features=tape.features.detach().flatten(1)[None],
             weights=weights,
             gradients={name: g[None] for name, g in zip(params, gradients[len(slopes) :], strict=True)},
-            layers=tuple(
-                name
-                for name, layer in self.network.named_modules()
-                if isinstance(layer, LAYERS) and f"{name}.weight" in params
-            ),
+            layers=_watched(self.network),
             q_before=q_before,
             weights_before=None
             if self.before is None
@@ -212,7 +223,13 @@ class StabilityMonitor:
             file.write(json.dumps(values) + "\n")
 
     def _write_meta(self) -> None:
-        (self.path / "meta.json").write_text(json.dumps(self.meta, indent=2) + "\n")
+        replace_text(self.path / "meta.json", json.dumps(self.meta, indent=2) + "\n")
+
+
+def _watched(network: nn.Module) -> tuple[str, ...]:
+    """Layers whose weights train, by name."""
+    named = network.named_modules()
+    return tuple(name for name, layer in named if name and isinstance(layer, LAYERS) and layer.weight.requires_grad)
 
 
 class Tape:

@@ -99,7 +99,7 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
     out = out or sweep.path / "report"
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: a sweep's report needs a folder")
-    if not sweep.runs or not any(run.rows for run in sweep.runs):
+    if not any(run.rows or run.result for run in sweep.runs):
         raise UserError(f"{sweep.path} has no measurements yet")
     check_columns(sweep)
     found = tables(sweep)

@@ -6,6 +6,7 @@ same folder, which then shares the work.
 """
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -160,5 +161,5 @@ def _conclude(plan: Plan, stopped: bool, console: Console) -> int:
     if stopped:
         console.print("stopped: the same command continues where it was")
         return 130
-    console.print(f"next     steadyq report {plan.out}", soft_wrap=True)
+    console.print(f"next     steadyq report {shlex.quote(str(plan.out))}", soft_wrap=True)
     return 1 if count["failed"] else 3 if count["diverged"] else 0

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from steadyq.errors import UserError
 from steadyq.monitor.loop import StabilityMonitor
+from steadyq.recipe import within
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
@@ -23,6 +25,8 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
 
     def __init__(self, path: Path | str, *, every: int = 1000, batch: int = 128, env: str = "", seed: int = 0) -> None:
         super().__init__()
+        within("every", every, 1)
+        within("batch", batch, 2)
         self.path, self.every, self.batch, self.env_name, self.seed = path, every, batch, env, seed
         self.monitor: StabilityMonitor | None = None
         self.watched: Any = None
@@ -35,6 +39,8 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
             raise UserError(
                 f"StabilityCallback watches DQN and QR-DQN, not {type(model).__name__}: it has no Q-network"
             )
+        if isinstance(model.observation_space, spaces.Dict):
+            raise UserError("StabilityCallback watches networks of one tensor; this model's observations are a Dict")
         self.watched = model
         quantile = hasattr(model, "quantile_net")
         online, target = (
