@@ -296,7 +296,8 @@ def on_grid(steps: Array, values: Array, grid: Array) -> Array:
     total = np.concatenate([[0.0], np.cumsum(values)])
     counts = ends - starts
     fresh = counts > 0
-    result[fresh] = (total[ends[fresh]] - total[starts[fresh]]) / counts[fresh]
+    with np.errstate(invalid="ignore"):  # a run that diverged has infinities
+        result[fresh] = (total[ends[fresh]] - total[starts[fresh]]) / counts[fresh]
     held = ~fresh & (ends > 0) & (grid <= steps[-1] + slack)
     result[held] = values[ends[held] - 1]
     return result
