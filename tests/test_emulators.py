@@ -72,7 +72,7 @@ def test_agent_acts_on_one_observation_and_on_a_batch(tmp_path: Path) -> None:
     batch = agent.act(np.stack([observation, observation]))
     assert isinstance(batch, np.ndarray)
     assert batch.tolist() == [action, action]
-    with pytest.raises(sq.UserError, match="shows"):
+    with pytest.raises(sq.UserError, match="is seen as"):
         agent.act(np.zeros(3))
     # What it was trained in on a GPU does not keep it from playing on a CPU.
     text = (run.path / "recipe.toml").read_text()

@@ -8,14 +8,11 @@ class UserError(Exception):
     """A mistake in the input: the command line prints its message alone and exits with 2."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the hint that follows an unknown name: the closest known one, or all of them.
-
-    Of few names all are said unless one is very close: 'gpu' is no misspelt 'cpu', nor 'float32' a misspelt 'tf32'.
-    """
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return the hint that follows an unknown name: the closest known one, or all of them if none is close enough."""
     known = sorted(known)
     folded = {choice.lower(): choice for choice in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5 if len(known) > 8 else 0.75)
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
     if close:
         return f"did you mean {folded[close[0]]!r}?"
     return "choose one of " + ", ".join(known)

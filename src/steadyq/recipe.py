@@ -434,7 +434,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(kind)
         if value not in choices:
-            raise UserError(f"{name} cannot be {value!r}: {nearest(str(value), [str(c) for c in choices])}")
+            # 'gpu' is no misspelt 'cpu', nor 'float32' a misspelt 'tf32'.
+            raise UserError(f"{name} cannot be {value!r}: {nearest(str(value), map(str, choices), cutoff=0.75)}")
         return value
     if origin is tuple:
         parts = value.replace(",", " ").split() if isinstance(value, str) else value
