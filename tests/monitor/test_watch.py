@@ -140,13 +140,24 @@ def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pyte
     draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
     previous = {name: p + 0.01 for name, p in learner.online.items()}
     whole = snapshot(learner, batch, draw, previous)
-    monkeypatch.setattr(watch, "PIECE", 3)
+    written = 3 * sum(layer.written for layer in network.layers.values())
+    monkeypatch.setattr(watch, "PIECE", 8 * written / 2.6)
+    assert watch.states_together(learner.ensemble, 8) == 3
     pieces = snapshot(learner, batch, draw, previous)
     for field in dataclasses.fields(whole):
         if field.name == "layers":
             continue
         one, other = getattr(whole, field.name), getattr(pieces, field.name)
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6, msg=lambda text, n=field.name: f"{n}: {text}")
+
+
+def test_only_rows_of_large_ensembles_are_looked_at_in_pieces() -> None:
+    def together(members: int, scale: int) -> int:
+        return watch.states_together(Ensemble(ResNet((4, 84, 84), 18 * 51, scale), members, 18, 51), 128)
+
+    assert [together(4, scale) for scale in (1, 2, 4)] == [128, 128, 128]
+    assert [together(16, scale) for scale in (1, 2, 4)] == [128, 64, 32]
+    assert together(10**5, 4) == 1
 
 
 def test_returns_of_finished_trajectories() -> None:

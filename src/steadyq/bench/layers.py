@@ -48,8 +48,7 @@ def floor_ms(conv: Conv, members: int, shown: int, rates: Rates) -> float:
     """
     arithmetic = 2 * conv.multiplications * members * BATCH / rates.bf16_flops
     read = conv.inputs * math.prod(conv.image_out if conv.size < conv.stride else conv.image)
-    written = conv.outputs * math.prod(conv.image_out)
-    numbers = BATCH * (shown * read + members * written) + members * math.prod(conv.weight_shape)
+    numbers = BATCH * (shown * read + members * conv.written) + members * math.prod(conv.weight_shape)
     return 1e3 * max(arithmetic, 2 * numbers / rates.bytes_per_second)
 
 

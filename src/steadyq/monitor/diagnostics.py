@@ -166,8 +166,10 @@ def crossing_fraction(z: Tensor) -> Tensor:
 
 def unit_sizes(values: Tensor) -> Tensor:
     """Mean size of each unit over the batch and positions, `[member, batch, unit, ...] -> [member, unit]`."""
-    others = (0, *range(2, values.dim() - 1))
-    return torch.stack([own.abs().double().mean(others) for own in values])  # a member at a time: layers are large
+    size, positions = values.abs(), tuple(range(3, values.dim()))
+    if positions:  # in float32, for a copy of a layer in double would take more memory than the layer
+        size = size.mean(positions, dtype=torch.promote_types(size.dtype, torch.float32))
+    return size.double().mean(1)
 
 
 def unit_scores(sizes: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Watches our own learner while it trains, without touching it: own random numbers, own batch, copies only."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from steadyq.value.learner import Learner
 from steadyq.value.operators import take
 from steadyq.value.shapes import Batch, Draw, Params
 
-PIECE = 32
-"""States looked at together: all 128 of a row at once would take more memory than an update."""
+PIECE = 2**30
+"""Outputs of layers kept together, roughly: those of all a row's states would take more memory than a large update."""
 
 
 class Watch:
@@ -76,23 +77,24 @@ class Watch:
 
 def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> Snapshot:
     """Look at the learner on a batch, piece by piece: values, targets, one loss gradient, and the units on the way."""
-    weights = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
-    gradients = {name: torch.zeros_like(p) for name, p in weights.items()}
+    leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
+    gradients = {name: torch.zeros_like(p) for name, p in learner.online.items()}
     sizes: Params = {}
     gradient_sizes: Params = {}
     looks: list[dict[str, Tensor]] = []
     count = len(batch.action)
-    for first in range(0, count, PIECE):
-        piece = Batch(**{field.name: getattr(batch, field.name)[first : first + PIECE] for field in fields(Batch)})
+    together = states_together(learner.ensemble, count)
+    for first in range(0, count, together):
+        piece = Batch(**{field.name: getattr(batch, field.name)[first : first + together] for field in fields(Batch)})
         look = _values(learner, piece, draw, previous)
         tap = Tap(learner.ensemble.network)
         with torch.enable_grad():
-            z = replace(learner.ensemble, network=tap).forward(weights, piece.observation)
+            z = replace(learner.ensemble, network=tap).forward(leaves, piece.observation)
             each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
             with tap.measuring(learner.ensemble):
-                found = torch.autograd.grad(each.sum() / count, list(weights.values()))
-        for gradient, more in zip(gradients.values(), found, strict=True):
-            gradient += more
+                found = torch.autograd.grad(each.sum() / count, list(leaves.values()))
+        for name, gradient in zip(leaves, found, strict=True):
+            gradients[name] += gradient
         share = len(piece.action) / count
         for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
             total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
@@ -102,7 +104,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         action=batch.action,
         reward=batch.reward,
         **{name: torch.cat([look[name] for look in looks], 1) for name in looks[0]},
-        weights={name: p.detach() for name, p in weights.items()},
+        weights={name: p.detach() for name, p in learner.online.items()},
         gradients=gradients,
         layers=learner.ensemble.network.monitored,
         weights_before=previous,
@@ -112,14 +114,21 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     )
 
 
+def states_together(ensemble: Ensemble, count: int) -> int:
+    """How many of `count` states to look at together: all of them, or a share whose outputs number about `PIECE`."""
+    written = ensemble.members * sum(layer.written for layer in ensemble.network.layers.values())
+    pieces = min(max(1, round(count * written / PIECE)), count)
+    return math.ceil(count / pieces)
+
+
 @torch.no_grad()
 def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
     """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
-    target = learner.values(learner.target, batch.next_observation)
-    online = learner.values(learner.online, batch.next_observation) if learner.operator.reads_online else target
+    target = learner.values(learner.target_low, batch.next_observation)
+    online = learner.values(learner.online_low, batch.next_observation) if learner.operator.reads_online else target
     z_next = learner.operator(online, target, batch, draw)
     y = learner.estimator.backup(z_next, batch.reward, batch.discount, learner.ceiling)
-    found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target, batch.observation).q}
+    found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target_low, batch.observation).q}
     return found if previous is None else {**found, "q_before": learner.values(previous, batch.observation).q}
 
 

@@ -42,6 +42,11 @@ class Conv:
         return height, width
 
     @property
+    def written(self) -> int:
+        """Numbers put out per input."""
+        return self.outputs * math.prod(self.image_out)
+
+    @property
     def multiplications(self) -> int:
         """Multiply-adds per input."""
         return math.prod(self.weight_shape) * math.prod(self.image_out)
@@ -64,6 +69,11 @@ class Linear:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return self.flattens or (self.inputs,)
+
+    @property
+    def written(self) -> int:
+        """Numbers put out per input."""
+        return self.outputs
 
     @property
     def multiplications(self) -> int:
