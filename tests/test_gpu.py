@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,14 +15,17 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.drive import Interrupted, train
+from steadyq.envs.vector import EnvSpec, Step
 from steadyq.nets import convolution, kernels
 from steadyq.nets.convolution import conv_reference
 from steadyq.nets.encoders import Conv, ResNet
 from steadyq.nets.streams import Beside
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
 from steadyq.train import Training
-from steadyq.value.capture import Captured
+from steadyq.value.capture import Captured, sent
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible to PyTorch")
 CUDA = torch.device("cuda")
@@ -88,6 +92,27 @@ def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, mo
     for name, p in captured.learner.online.items():
         torch.testing.assert_close(p, ordinary.learner.online[name], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int) -> None:
+    spec = EnvSpec("Fake", (1, 4, 5), "uint8", 255.0, 4, 3, 2, ("a", "b", "c"), 1)
+    here, there = (Ring(spec, 20, gamma=0.9, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA))
+    store, rng = Captured(there.write, CUDA), np.random.default_rng(0)
+    first, *frames = rng.integers(1, 256, (1 + 2 * 60, 2, 1, 4, 5), dtype=np.uint8)
+    here.begin(first)
+    there.begin(first)
+    for now, final in zip(frames[::2], frames[1::2], strict=True):
+        action, reward = rng.integers(3, size=2), rng.normal(size=2).astype(np.float32)
+        ended, cut = rng.random((2, 2)) < 0.3
+        step = Step(now, reward, ended & ~cut, ended & cut, ended, np.where(ended[:, None, None, None], final, now))
+        here.add(action, reward, step)
+        assert store(sent(there.packed(action, reward, step), CUDA)).tolist() == here.opened.tolist()
+        assert torch.equal(there.observation(there.opened).cpu(), here.observation(here.opened))
+    assert store.graph is not None
+    assert here.wrapped
+    for name, tensor in here.state().items():
+        assert torch.equal(there.state()[name].cpu(), tensor), name
 
 
 def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from steadyq.envs.vector import EnvSpec
+from steadyq.value.capture import sent
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class FrameStack:
         """Append one frame per lane; lanes in `restart` forget what came before."""
         keep = self.observation[:, self.depth :].clone()
         if restart is not None and restart.any():
-            keep *= torch.from_numpy(~restart).to(keep.device, non_blocking=True).view(-1, *[1] * (keep.dim() - 1))
+            keep *= sent(~restart, keep.device).view(-1, *[1] * (keep.dim() - 1))
         self.observation[:, : -self.depth] = keep
-        self.observation[:, -self.depth :] = torch.from_numpy(frame).to(keep.device, non_blocking=True)
+        self.observation[:, -self.depth :] = sent(frame, keep.device)
         return self.observation
 
 

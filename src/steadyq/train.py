@@ -14,14 +14,14 @@ from steadyq import envs
 from steadyq.agent import Agent, device_for, estimator_for, learner_for
 from steadyq.errors import UserError
 from steadyq.evaluate import different, greedy_policy, play_games, random_policy
-from steadyq.explore import Epsilon, EpsilonGreedy, FrameStack
+from steadyq.explore import Epsilon, EpsilonGreedy
 from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.runs import Checkpoint, Writer, provenance
-from steadyq.value.capture import Arriving, Captured
+from steadyq.value.capture import Arriving, Captured, sent
 from steadyq.value.ceiling import Ceiling
 from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for
@@ -56,7 +56,6 @@ class Training:
             sampling=Sampling(replay.alpha, replay.beta, replay.epsilon),
             device=self.device,
         )
-        self.stack = FrameStack(self.spec, self.device)
         self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
@@ -69,14 +68,13 @@ class Training:
         self.learning = Learning(self.learner, self.ring, replay.batch)
         self.sums = self.learning.sums
         self._act = Captured(self._act_on_device, self.device)
+        self._store = Captured(self.ring.write, self.device)
         self.wall = 0.0
         self._clock = time.monotonic()
 
     def start(self) -> None:
         """Begin the first games."""
-        frame = self.env.reset()
-        self.ring.begin(frame)
-        self.stack.push(frame)
+        self.ring.begin(self.env.reset())
 
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
@@ -98,8 +96,7 @@ class Training:
         step = self.env.step(action)
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated
-        self.ring.add(action, reward, step)
-        self.stack.push(step.frame, ended)
+        self._store(sent(self.ring.packed(action, reward, step), self.device))
         if recipe.operator.ceiling == "running_max":
             self.ceiling.add(reward, ended)
             self.learner.ceiling.fill_(self.ceiling.value)
@@ -118,11 +115,11 @@ class Training:
 
     def act_values(self) -> Tensor:
         """The acting networks' mean value of every action, [lane, action]."""
-        return self._act(self.stack.observation)
+        return self._act(self.ring.opened)
 
     @torch.no_grad()
-    def _act_on_device(self, observation: Tensor) -> Tensor:
-        learner = self.learner
+    def _act_on_device(self, slots: Tensor) -> Tensor:
+        learner, observation = self.learner, self.ring.observation(slots)
         params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
         return learner.values(params, observation).q.mean(0)
 
@@ -134,7 +131,7 @@ class Training:
             uniform = self.rng.random(self.recipe.replay.batch)
             order = order_for(operator.exchange, members, self.rng)
             row[:] = np.concatenate([uniform, order, [self.forbids]])
-        for row in torch.from_numpy(drawn).to(self.device, non_blocking=True):
+        for row in sent(drawn, self.device):
             self.learning(row)
 
     @property
@@ -278,7 +275,6 @@ class Training:
                 "adam_step": learner.adam.step,
                 "replay": self.ring.state(),
                 "loop": {
-                    "observation": self.stack.observation,
                     "generator": self.generator.get_state(),
                     "score": torch.from_numpy(self.score),
                     "game_steps": torch.from_numpy(self.game_steps),
@@ -324,7 +320,6 @@ class Training:
         elif plain["step"] < self.recipe.steps:  # a run that has all its steps is only evaluated again
             raise UserError(f"{self.writer.path} cannot go on: its checkpoint has no replay buffer any more")
         loop = tensors["loop"]
-        self.stack.observation.copy_(loop["observation"])
         self.generator.set_state(loop["generator"])
         self.score[:] = loop["score"].numpy()
         self.game_steps[:] = loop["game_steps"].numpy()

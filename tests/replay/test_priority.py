@@ -10,7 +10,7 @@ def filled(p: list[float], alpha: float = 0.6, beta: float = 0.4) -> Priorities:
     """Slots with the given priorities."""
     priorities = Priorities(len(p), Sampling(alpha, beta, epsilon=0.0))
     slots = torch.arange(len(p))
-    priorities.enable(slots)
+    priorities.enable(slots, torch.tensor(True))
     priorities.update(slots, priorities.stamp.clone(), torch.tensor(p))
     return priorities
 
@@ -67,19 +67,19 @@ def test_slots_without_mass_are_never_drawn(uniform: float) -> None:
 
 def test_new_transitions_get_the_largest_priority_seen() -> None:
     priorities = Priorities(6, Sampling(alpha=0.5, epsilon=0.0))
-    priorities.enable(torch.tensor([0, 1]))
+    priorities.enable(torch.tensor([0, 1]), torch.tensor(True))
     assert priorities.mass[:2].tolist() == [1.0, 1.0]  # before any was measured, 1
     priorities.update(torch.tensor([0, 1]), priorities.stamp[:2], torch.tensor([16.0, 0.25]))
-    priorities.enable(torch.tensor([2]))
+    priorities.enable(torch.tensor([2]), torch.tensor(True))
     assert priorities.mass[:3].tolist() == [4.0, 0.5, 4.0]
     priorities.update(torch.tensor([0, 2]), priorities.stamp[[0, 2]], torch.tensor([0.25, 0.25]))
-    priorities.enable(torch.tensor([3]))
+    priorities.enable(torch.tensor([3]), torch.tensor(True))
     assert float(priorities.mass[3]) == 4.0  # the largest ever, not the largest now
 
 
 def test_epsilon_is_added_before_the_exponent() -> None:
     priorities = Priorities(1, Sampling(alpha=0.5, epsilon=0.25))
-    priorities.enable(torch.tensor([0]))
+    priorities.enable(torch.tensor([0]), torch.tensor(True))
     priorities.update(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.0]))
     assert float(priorities.mass[0]) == 0.5
 
@@ -89,7 +89,7 @@ def test_an_update_skips_slots_rewritten_since_they_were_sampled() -> None:
     index, _, stamp = priorities.sample(torch.full((3,), 0.5, dtype=torch.float64))
     assert index.tolist() == [0, 1, 2]
     priorities.disable(torch.tensor([1, 2]))  # 1 is overwritten and sampleable again, 2 is still open
-    priorities.enable(torch.tensor([1]))
+    priorities.enable(torch.tensor([1]), torch.tensor(True))
     priorities.update(index, stamp, torch.tensor([5.0, 70.0, 80.0]))
     assert priorities.mass.tolist() == [5.0, 1.0, 0.0]
     assert float(priorities.largest) == 5.0  # a stale loss does not raise the largest either

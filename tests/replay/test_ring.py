@@ -91,8 +91,10 @@ class World:
         life_lost = terminated & (self.rng.random(lanes) < 0.5)  # the game goes on: for the ring, an end like any other
         self.ring.add(action, reward, Step(frame, reward, terminated, truncated, ended & ~life_lost, final))
         self.stack.push(frame, ended)
-        for lane in range(lanes):  # what the agent sees is what the lists say
-            np.testing.assert_array_equal(self.stack.observation[lane].numpy(), self.stacked(self.shown[lane]))
+        seen = self.ring.observation(self.ring.opened)
+        for lane in range(lanes):  # what the agent sees, in training and in evaluation, is what the lists say
+            for own in (seen, self.stack.observation):
+                np.testing.assert_array_equal(own[lane].numpy(), self.stacked(self.shown[lane]))
 
     def complete(self, lane: int, place: int) -> bool:
         window = self.lanes[lane][place : place + self.n]

@@ -139,7 +139,7 @@ def test_prioritised_sampling_equals_the_reference(reference: ModuleType) -> Non
         slot = step % 50
         theirs.add(step)
         mine.disable(torch.tensor([slot]))
-        mine.enable(torch.tensor([slot]))
+        mine.enable(torch.tensor([slot]), torch.tensor(True))
         uniform = rng.random(8)
         index, weight = theirs.sample(uniform)
         my_index, my_weight, stamp = mine.sample(torch.from_numpy(uniform))

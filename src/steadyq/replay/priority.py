@@ -28,9 +28,9 @@ class Priorities:
         self.stamp = torch.zeros(slots, dtype=torch.int64, device=device)
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # running maximum of p, starts at 1
 
-    def enable(self, slots: Tensor) -> None:
-        """Make freshly written slots sampleable at the largest priority seen."""
-        self.mass[slots] = self.largest**self.sampling.alpha
+    def enable(self, slots: Tensor, which: Tensor) -> None:
+        """Make freshly written slots, those marked in `which`, sampleable at the largest priority seen."""
+        self.mass[slots] = torch.where(which, self.largest**self.sampling.alpha, self.mass[slots])
 
     def disable(self, slots: Tensor) -> None:
         """Take slots out of sampling and mark them rewritten, so that an update still under way misses them."""

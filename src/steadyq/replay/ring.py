@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Priorities, Sampling
+from steadyq.value.capture import sent
 from steadyq.value.shapes import Batch
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
@@ -49,32 +50,49 @@ class Ring:
         self.transitions = 0  # sampleable transitions ever written
         self.wrapped = False  # whether a lane has gone round once
         self.device = torch.device(device)
+        self.opened = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
         self._powers = gamma ** torch.arange(steps + 1, device=device, dtype=torch.float32)
 
     def begin(self, frame: np.ndarray) -> None:
         """Open the first slot of every lane with the first frames."""
         self.head_age[:] = 0
-        self._open(np.arange(self.lanes), frame)
+        self._open(self._sent(self._slots()), self._sent(frame), self._sent(self.head_age))
+        self.opened.copy_(self._sent(self._slots()))
 
     def add(self, action: np.ndarray, reward: np.ndarray, step: Step) -> None:
         """Complete every lane's open slot with what the action led to, and open the next."""
-        end = np.where(step.terminated, TERMINATED, np.where(step.truncated, TRUNCATED, RUNNING))
-        slots = self._slots(self.head)
-        here = self._put(slots)
-        self.action[here] = self._put(action.astype(np.int64))
-        self.reward[here] = self._put(reward.astype(np.float32))
-        self.end[here] = self._put(end.astype(np.uint8))
-        self._make_ready(end)
+        self.write(self._sent(self.packed(action, reward, step)))
 
+    def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
+        """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once."""
+        end = np.where(step.terminated, TERMINATED, np.where(step.truncated, TRUNCATED, RUNNING))
+        here, (behind, ready) = self._slots(), self._ready(end)
         self.head_age += 1
         cut = np.flatnonzero(end == TRUNCATED)
         if len(cut):
-            self._advance(cut)
-            self._open(cut, step.final_frame[cut])
+            self.priorities.disable(self._sent(self._advance(cut)))
+            self._open(*map(self._sent, (self._slots()[cut], step.final_frame[cut], self.head_age[cut])))
         self.head_age[end != RUNNING] = 0
-        everyone = np.arange(self.lanes)
-        self._advance(everyone)
-        self._open(everyone, step.frame)
+        gone = self._advance(np.arange(self.lanes))
+        opened, bits = self._slots(), reward.astype(np.float64).view(np.int64)
+        behind = np.where(ready, behind, opened[:, None])  # a slot to name where none is ready
+        numbers = (here, action, bits, end, behind.ravel(), ready.ravel(), gone, opened, self.head_age)
+        parts = np.concatenate(numbers, dtype=np.int64), step.frame.ravel()
+        return np.concatenate([part.view(np.uint8) for part in parts])
+
+    def write(self, packed: Tensor) -> Tensor:
+        """The device's half of `add`, of fixed shape and so fit to be captured; returns the slots that are open now."""
+        lanes = self.lanes
+        sizes = [lanes * count for count in (1, 1, 1, 1, self.n, self.n, self.stack, 1, 1)]
+        numbers, frame = packed[: 8 * sum(sizes)].view(torch.int64), packed[8 * sum(sizes) :].view(self.frame.dtype)
+        here, action, reward, end, behind, ready, gone, opened, age = torch.split(numbers, sizes)
+        self.action[here] = action
+        self.reward[here] = reward.view(torch.float64).float()
+        self.end[here] = end.to(torch.uint8)
+        self.priorities.enable(behind, ready > 0)
+        self.priorities.disable(gone)
+        self._open(opened, frame.view(lanes, *self.frame.shape[1:]), age)
+        return self.opened.copy_(opened)
 
     def sample(self, uniform: Tensor) -> Batch:
         """Draw one transition per entry of `uniform[batch]` in [0, 1)."""
@@ -118,41 +136,31 @@ class Ring:
         frames = frames * known.view(*known.shape, *[1] * (frames.dim() - 2)).to(frames.dtype)
         return frames.flatten(1, 2)
 
-    def _make_ready(self, end: np.ndarray) -> None:
-        """Let sampling see every transition whose n-step window is complete."""
+    def _ready(self, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last n slots of every lane, [lane, n], and whose n-step window is complete now: sampling may see them."""
+        back, ended = np.arange(self.n), end != RUNNING
         self.waiting += 1
-        ready: list[int] = []
-        for lane in range(self.lanes):
-            oldest = self.waiting[lane] - 1  # how far back the oldest waiting step lies
-            if end[lane] != RUNNING:
-                complete = range(int(oldest) + 1)
-                self.waiting[lane] = 0
-            elif oldest == self.n - 1:
-                complete = range(self.n - 1, self.n)
-                self.waiting[lane] -= 1
-            else:
-                continue
-            base = lane * self.length
-            ready.extend(base + (int(self.head[lane]) - back) % self.length for back in complete)
-        if ready:
-            self.transitions += len(ready)
-            self.priorities.enable(self._put(np.array(ready)))
+        ready = (back < self.waiting[:, None]) & (ended[:, None] | (back == self.n - 1))
+        self.waiting[:] = np.where(ended, 0, np.minimum(self.waiting, self.n - 1))
+        self.transitions += int(ready.sum())
+        first = np.arange(self.lanes)[:, None] * self.length
+        return first + (self.head[:, None] - back) % self.length, ready
 
-    def _advance(self, lanes: np.ndarray) -> None:
-        """Move the heads on; the slot there, and those whose stack reached back into it, are gone."""
+    def _advance(self, lanes: np.ndarray) -> np.ndarray:
+        """Move the heads on; returns the slots there, and those whose stack reached back into them: they are gone."""
         self.head[lanes] = (self.head[lanes] + 1) % self.length
         self.wrapped = self.wrapped or bool((self.head[lanes] == 0).any())
         gone = (self.head[lanes][:, None] + np.arange(self.stack)) % self.length + lanes[:, None] * self.length
-        self.priorities.disable(self._put(gone.ravel()))
+        return np.asarray(gone.ravel())
 
-    def _open(self, lanes: np.ndarray, frame: np.ndarray) -> None:
-        slots = self._put(self._slots(self.head)[lanes])
-        self.frame[slots] = self._put(frame)
-        self.age[slots] = self._put(self.head_age[lanes])
+    def _open(self, slots: Tensor, frame: Tensor, age: Tensor) -> None:
+        self.frame[slots] = frame
+        self.age[slots] = age
         self.end.index_fill_(0, slots, RUNNING)
 
-    def _slots(self, position: np.ndarray) -> np.ndarray:
-        slots: np.ndarray = np.arange(self.lanes) * self.length + position
+    def _slots(self) -> np.ndarray:
+        """The open slot of every lane."""
+        slots: np.ndarray = np.arange(self.lanes) * self.length + self.head
         return slots
 
     def _shift(self, index: Tensor, by: Tensor | int) -> Tensor:
@@ -160,9 +168,8 @@ class Ring:
         lane = index // self.length * self.length
         return lane + (index - lane + by) % self.length
 
-    def _put(self, array: np.ndarray) -> Tensor:
-        """Move to the device, without waiting for what is under way there where the driver need not."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+    def _sent(self, array: np.ndarray) -> Tensor:
+        return sent(array, self.device)
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; slots never written are left out."""
@@ -187,6 +194,7 @@ class Ring:
             array[:] = state[name].numpy()
         self.transitions, wrapped = state["counters"].tolist()
         self.wrapped = bool(wrapped)
+        self.opened.copy_(self._sent(self._slots()))
 
     def _slotted(self) -> list[tuple[str, Tensor]]:
         p = self.priorities

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -60,6 +61,12 @@ class Captured:
 def _aside(device: torch.device) -> Any:
     """One stream for all that is not captured yet: each keeps the memory it was given."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Put an array on the device, without waiting for what is under way there."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Arriving:
