@@ -44,6 +44,7 @@ class Ring:
         self.end = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.age = torch.zeros(slots, dtype=torch.int64, device=device)  # frames since the trajectory's first
         self.priorities = Priorities(slots, sampling, device)
+        self.first = np.arange(self.lanes) * self.length  # of each lane's segment
         self.head = np.zeros(self.lanes, np.int64)  # open slot of each lane, within its segment
         self.waiting = np.zeros(self.lanes, np.int64)  # steps whose n-step window is still open
         self.head_age = np.zeros(self.lanes, np.int64)
@@ -65,7 +66,7 @@ class Ring:
 
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
         """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once."""
-        end = np.where(step.terminated, TERMINATED, np.where(step.truncated, TRUNCATED, RUNNING))
+        end = np.where(step.terminated, TERMINATED, TRUNCATED * step.truncated)
         here, (behind, ready) = self._slots(), self._ready(end)
         self.head_age += 1
         cut = np.flatnonzero(end == TRUNCATED)
@@ -73,7 +74,7 @@ class Ring:
             self.priorities.disable(self._sent(self._advance(cut)))
             self._open(*map(self._sent, (self._slots()[cut], step.final_frame[cut], self.head_age[cut])))
         self.head_age[end != RUNNING] = 0
-        gone = self._advance(np.arange(self.lanes))
+        gone = self._advance(slice(None))
         opened, bits = self._slots(), reward.astype(np.float64).view(np.int64)
         behind = np.where(ready, behind, opened[:, None])  # a slot to name where none is ready
         numbers = (here, action, bits, end, behind.ravel(), ready.ravel(), gone, opened, self.head_age)
@@ -143,15 +144,14 @@ class Ring:
         ready = (back < self.waiting[:, None]) & (ended[:, None] | (back == self.n - 1))
         self.waiting[:] = np.where(ended, 0, np.minimum(self.waiting, self.n - 1))
         self.transitions += int(ready.sum())
-        first = np.arange(self.lanes)[:, None] * self.length
-        return first + (self.head[:, None] - back) % self.length, ready
+        return self.first[:, None] + (self.head[:, None] - back) % self.length, ready
 
-    def _advance(self, lanes: np.ndarray) -> np.ndarray:
+    def _advance(self, lanes: np.ndarray | slice) -> np.ndarray:
         """Move the heads on; returns the slots there, and those whose stack reached back into them: they are gone."""
-        self.head[lanes] = (self.head[lanes] + 1) % self.length
-        self.wrapped = self.wrapped or bool((self.head[lanes] == 0).any())
-        gone = (self.head[lanes][:, None] + np.arange(self.stack)) % self.length + lanes[:, None] * self.length
-        return np.asarray(gone.ravel())
+        self.head[lanes] = head = (self.head[lanes] + 1) % self.length
+        self.wrapped = self.wrapped or not head.all()
+        gone: np.ndarray = self.first[lanes][:, None] + (head[:, None] + np.arange(self.stack)) % self.length
+        return gone.ravel()
 
     def _open(self, slots: Tensor, frame: Tensor, age: Tensor) -> None:
         self.frame[slots] = frame
@@ -160,7 +160,7 @@ class Ring:
 
     def _slots(self) -> np.ndarray:
         """The open slot of every lane."""
-        slots: np.ndarray = np.arange(self.lanes) * self.length + self.head
+        slots: np.ndarray = self.first + self.head
         return slots
 
     def _shift(self, index: Tensor, by: Tensor | int) -> Tensor:
