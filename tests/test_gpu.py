@@ -16,10 +16,11 @@ from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.drive import Interrupted, train
 from steadyq.envs.vector import EnvSpec, Step
-from steadyq.nets import convolution, kernels
+from steadyq.nets import convolution, launch
 from steadyq.nets.convolution import conv_reference
 from steadyq.nets.encoders import Conv, ResNet
 from steadyq.nets.streams import Beside
+from steadyq.nets.tiles import Config
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
@@ -322,11 +323,11 @@ def test_every_convolution_equals_float32_and_itself(game: Any, members: int, sc
         backends(True, search=False)
         for _ in range(2):
             got = {
-                "forward": kernels.run_forward(x, weight, bias, stride=stride, relu=True, residual=other),
-                "input gradient": kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
+                "forward": launch.run_forward(x, weight, bias, stride=stride, relu=True, residual=other),
+                "input gradient": launch.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
             }
-            got["alone"] = kernels.run_input_gradient(g, weight, conv.image, stride=stride)
-            got["weight gradient"], got["bias gradient"] = kernels.run_weight_gradient(x, g, size, stride)
+            got["alone"] = launch.run_input_gradient(g, weight, conv.image, stride=stride)
+            got["weight gradient"], got["bias gradient"] = launch.run_weight_gradient(x, g, size, stride)
             for (name, mine), plain in zip(got.items(), (value, dx * (x > 0), alone, dw, db), strict=True):
                 assert (mine.float() - plain).norm() < rounding * plain.norm(), (name, conv)
                 assert torch.equal(seen.setdefault((name, conv), mine), mine), (name, conv)
@@ -336,10 +337,10 @@ def test_every_convolution_equals_float32_and_itself(game: Any, members: int, sc
 def test_a_tile_too_large_for_the_gpu_is_captured_with_a_shorter_pipeline() -> None:
     x = torch.randn(2, 8, 21, 21, 128, device=CUDA).bfloat16()
     weight = torch.randn(2, 128, 128, 3, 3, device=CUDA).bfloat16()
-    config = kernels.Config(block_n=128, block_k=128, warps=8, stages=16)
-    want = kernels.run_forward(x, weight, None)
+    config = Config(block_n=128, block_k=128, warps=8, stages=16)
+    want = launch.run_forward(x, weight, None)
     for _ in range(3):
-        captured = Captured(lambda x: kernels.run_forward(x, weight, None, config=config), CUDA)
+        captured = Captured(lambda x: launch.run_forward(x, weight, None, config=config), CUDA)
         for _ in range(6):
             got = captured(x)
         assert captured.graph is not None

@@ -12,7 +12,7 @@ from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.ensemble import Form, best_form
-from steadyq.nets.kernels import compiles
+from steadyq.nets.launch import compiles
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder
 from steadyq.value.estimators import Estimator, Quantile, Scalar

@@ -19,9 +19,9 @@ from steadyq.nets.encoders import Conv, ResNet
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETED:
-    from steadyq.nets import kernels
+    from steadyq.nets import launch, tiles
     from steadyq.nets.convolution import conv, conv_reference, trunk, trunk_reference
-    from steadyq.nets.kernels import Config
+    from steadyq.nets.tiles import Config
 
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_under_the_interpreter starts")
 
@@ -92,7 +92,8 @@ def test_conv_and_all_gradients_equal_plain_convolutions(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor], stride: int, tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the tiles of float32 and with those of TF32; the interpreter keeps all digits in both."""
-    monkeypatch.setattr(kernels, "_precision", lambda _: "tf32" if tf32 else "tf32x3")
+    for module in (tiles, launch):
+        monkeypatch.setattr(module, "precision", lambda _: "tf32" if tf32 else "tf32x3")
     x, w, b, r = (t.clone() for t in tensors)
     inputs = [t.requires_grad_() for t in (x, w, b, r)]
     y = conv(x, w, b, stride=stride, relu=True, residual=r)
@@ -139,13 +140,13 @@ def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:
     x, w, b, r = layer(2, 2, 7, 16, 16, 3, 1)
     config = Config(strip=True, rows=rows, pair=pair, block_m=16)
     want = conv_reference(x.double(), w.double(), b.double(), residual=r.double())
-    close(kernels.run_forward(x, w, b, residual=r, config=config), want, 1e-6)
+    close(launch.run_forward(x, w, b, residual=r, config=config), want, 1e-6)
     # what lies beyond the gradient must not be read: here it is NaN
     room = torch.full((2, 4, 9, 8, 16), float("nan"))
     g = room[:, 1:3, :7]
     g.copy_(r)
     for got, expected in zip(
-        kernels.run_weight_gradient(x, g, 3, 1, config), _plain_weight_gradient(x, w, b, r, 1), strict=True
+        launch.run_weight_gradient(x, g, 3, 1, config), _plain_weight_gradient(x, w, b, r, 1), strict=True
     ):
         close(got, expected, 1e-6)
 
@@ -156,7 +157,7 @@ def test_weight_gradient_split_over_pixels(stride: int, programs: int) -> None:
     x, w, b, r = layer(2, 3, 5, 16, 32, 3, stride)
     config = Config(block_m=32, block_n=16, block_k=16, programs=programs)
     for got, expected in zip(
-        kernels.run_weight_gradient(x, r, 3, stride, config), _plain_weight_gradient(x, w, b, r, stride), strict=True
+        launch.run_weight_gradient(x, r, 3, stride, config), _plain_weight_gradient(x, w, b, r, stride), strict=True
     ):
         close(got, expected, 1e-6)
 
@@ -205,7 +206,7 @@ def test_trunk_equals_the_chain_of_conv() -> None:
 def test_stride_2_gradient_with_a_shortcut_beside() -> None:
     x, w, _, g = layer(2, 2, 7, 16, 16, 3, 2)
     _, shortcut, _, side = layer(2, 2, 7, 16, 16, 1, 2)
-    got = kernels.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
+    got = launch.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
     wide = x.double().requires_grad_()
     y = conv_reference(wide, w.double(), stride=2)
     z = conv_reference(wide, shortcut.double(), stride=2)
@@ -219,7 +220,7 @@ def test_activations_in_another_memory_order_are_read_as_they_are() -> None:
     want = conv_reference(x.double(), w.double(), b.double(), residual=r.double())
     close(conv(members_inside(x), w, b, residual=members_inside(r)), want, 1e-6)
     for got, expected in zip(
-        kernels.run_weight_gradient(members_inside(x), members_inside(r), 3, 1),
+        launch.run_weight_gradient(members_inside(x), members_inside(r), 3, 1),
         _plain_weight_gradient(x, w, b, r, 1),
         strict=True,
     ):
@@ -240,7 +241,7 @@ def test_a_batch_beyond_offsets_of_32_bits_is_refused() -> None:
     x, w, b, _ = layer(1, 1, 5, 16, 16, 3, 1)
     huge = torch.empty_strided((1, 2, *x.shape[2:]), (2**31, 2**30, *x.stride()[2:]), device="meta")
     with pytest.raises(UserError, match="a batch of 2 is too large"):
-        kernels.run_forward(huge, w, b)
+        launch.run_forward(huge, w, b)
 
 
 @inside
@@ -249,8 +250,8 @@ def test_a_gradient_with_gaps_in_memory_beside_a_shortcut() -> None:
     _, shortcut, _, side = layer(2, 2, 7, 16, 16, 1, 2)
     room = torch.full((2, 3, *g.shape[2:]), float("nan"))
     room[:, 1:] = g
-    want = kernels.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
-    close(kernels.run_input_gradient(room[:, 1:], w, (7, 8), stride=2, gate=x, side=(side, shortcut)), want, 1e-6)
+    want = launch.run_input_gradient(g, w, (7, 8), stride=2, gate=x, side=(side, shortcut))
+    close(launch.run_input_gradient(room[:, 1:], w, (7, 8), stride=2, gate=x, side=(side, shortcut)), want, 1e-6)
 
 
 @inside
@@ -258,7 +259,7 @@ def test_the_table_names_layers_of_the_networks() -> None:
     layers = [c for s in (2, 4) for c in ResNet((4, 84, 84), 18, s).layers.values() if isinstance(c, Conv)]
     real = {(kind, c.size, c.stride, c.image[0], c.inputs, c.outputs) for c in layers for kind in ("forward", "weight")}
     real |= {("input", c.size, 1, c.image[0], c.outputs, c.inputs) for c in layers if c.stride == 1}
-    assert set(kernels.MEASURED) <= real
+    assert set(tiles.MEASURED) <= real
 
 
 @inside

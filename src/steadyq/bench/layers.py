@@ -8,7 +8,7 @@ import torch
 
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.updates import BATCH, Case, Rates
-from steadyq.nets import kernels
+from steadyq.nets import launch
 from steadyq.nets.encoders import Conv
 from steadyq.value.capture import Captured
 
@@ -66,9 +66,9 @@ def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[
     relu, stride = conv.size > 1, conv.stride
     side = (g, random(members, conv.outputs, 1, 1, conv.inputs).permute(0, 1, 4, 2, 3)) if stride == 2 else None
     return {
-        "forward": lambda: kernels.run_forward(x, weight, bias, stride=stride, relu=relu),
-        "input gradient": lambda: kernels.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
-        "weight gradient": lambda: kernels.run_weight_gradient(x, g, conv.size, stride)[0],
+        "forward": lambda: launch.run_forward(x, weight, bias, stride=stride, relu=relu),
+        "input gradient": lambda: launch.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
+        "weight gradient": lambda: launch.run_weight_gradient(x, g, conv.size, stride)[0],
     }
 
 

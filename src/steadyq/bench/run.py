@@ -30,7 +30,7 @@ from steadyq.bench.updates import (
 )
 from steadyq.cpu import settle
 from steadyq.errors import UserError
-from steadyq.nets import kernels
+from steadyq.nets.launch import compiles
 from steadyq.progress import plural
 from steadyq.runs import provenance, replace_text
 
@@ -90,7 +90,7 @@ class Bench:
             found: dict[str, Row] = {PLAIN: _plain(case, device)}
             if self.compile:
                 found[COMPILED] = timed_form(case, "stacked", "bf16", device, compiled=True)
-            for form in ("stacked", "kernels") if kernels.compiles(device) else ("stacked",):
+            for form in ("stacked", "kernels") if compiles(device) else ("stacked",):
                 for precision in PRECISIONS:
                     detail = form == "kernels" and precision == "bf16"
                     found[f"{form}, {precision}"] = timed_form(case, form, precision, device, detail=detail)

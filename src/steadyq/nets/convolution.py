@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
-"""Differentiable member-batched convolution through `kernels.py`: single layers, and a ResNet's stem and blocks whole.
+"""Differentiable member-batched convolution through `launch.py`: single layers, and a ResNet's stem and blocks whole.
 
 Where there is no Triton the same functions run as plain convolutions, the text to compare with.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadyq.nets.kernels import available, run_forward, run_input_gradient, run_weight_gradient
+from steadyq.nets.launch import available, run_forward, run_input_gradient, run_weight_gradient
 from steadyq.nets.streams import Beside
 
 

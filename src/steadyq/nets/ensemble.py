@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadyq.nets import convolution, kernels
+from steadyq.nets import convolution
 from steadyq.nets.encoders import Conv, Layer, Network, ResNet
+from steadyq.nets.launch import compiles
 from steadyq.value.shapes import Params
 
 Form = Literal["loop", "stacked", "kernels"]
@@ -22,7 +23,7 @@ Form = Literal["loop", "stacked", "kernels"]
 
 def best_form(network: Network, device: torch.device) -> Form:
     """The fastest form measured by `steadyq bench` (docs/performance.md), in every precision."""
-    return "kernels" if kernels.compiles(device) and isinstance(network, ResNet) else "stacked"
+    return "kernels" if compiles(device) and isinstance(network, ResNet) else "stacked"
 
 
 @dataclass(frozen=True)

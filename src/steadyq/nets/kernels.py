@@ -19,14 +19,7 @@ wasted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from steadyq.errors import UserError
 
 try:
     import triton
@@ -34,6 +27,16 @@ try:
 except ImportError:  # Triton ships with the CUDA builds of PyTorch only
     triton = None
     tl = None
+
+__all__ = [
+    "collect_kernel",
+    "spread_kernel",
+    "strip_kernel",
+    "tile_kernel",
+    "triton",
+    "weight_strip_kernel",
+    "weight_tile_kernel",
+]
 
 jit: Any = (lambda f: f) if triton is None else triton.jit
 
@@ -71,7 +74,7 @@ def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl
 
 
 @jit
-def _tile_kernel(
+def tile_kernel(
     x, w, bias, add, gate, out, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
@@ -79,6 +82,7 @@ def _tile_kernel(
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
+    """One tile of output pixels and channels, one tap at a time: forward, and the input gradient at stride 1."""
     pid = tl.program_id(0)
     tiles_n: tl.constexpr = (outputs + block_n - 1) // block_n
     limit = batch * out_h * out_w
@@ -123,7 +127,7 @@ def _tile_kernel(
 
 
 @jit
-def _strip_kernel(
+def strip_kernel(
     x, w, bias, add, gate, out, batch, bias_sm,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
@@ -132,6 +136,7 @@ def _strip_kernel(
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
+    """A strip of an image, row by row: the same passes, each input row read once."""
     pid = tl.program_id(0)
     strips: tl.constexpr = (height + rows - 1) // rows
     each: tl.constexpr = 2 if pair else 1  # output pixels per row of the product
@@ -220,7 +225,7 @@ def _strip_kernel(
 
 
 @jit
-def _spread_kernel(
+def spread_kernel(
     g, w, side, side_w, add, gate, out, batch, side_sm,
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
@@ -260,7 +265,7 @@ def _spread_kernel(
         a_mask = (c + k < outputs)[None, :]
         w_mask = (c + k < outputs)[:, None] & (n < channels)[None, :]
         w_c = w_at + c * w_sk
-        g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0) + 0.0  # into registers, as in `_strip_kernel`
+        g00 = tl.load(g_at + c, mask=here & a_mask, other=0.0) + 0.0  # into registers, as in `strip_kernel`
         if has_side:
             s00 = tl.load(s_at + c, mask=here & a_mask, other=0.0)
             s_w = tl.load(s_w_at + c * channels, mask=w_mask, other=0.0)
@@ -304,7 +309,7 @@ def _spread_kernel(
 
 
 @jit
-def _weight_tile_kernel(
+def weight_tile_kernel(
     x, g, out, bias_out, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
@@ -376,7 +381,7 @@ def _weight_tile_kernel(
 
 
 @jit
-def _weight_strip_kernel(
+def weight_strip_kernel(
     x, g, out, bias_out, batch,
     x_sm, x_sb, x_sy, x_sx: tl.constexpr, g_sm, g_sb, g_sy, g_sx: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
@@ -490,7 +495,7 @@ def _collect(part, out, m, first, slots, size, block_s: tl.constexpr, block: tl.
 
 
 @jit
-def _collect_kernel(
+def collect_kernel(
     part, part_bias, out, out_bias, slots, size, outputs, block_s: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """Add up the partial weight and bias gradients, in a fixed order."""
@@ -501,344 +506,3 @@ def _collect_kernel(
         _collect(part, out, m, tile * block, slots, size, block_s, block)
     else:
         _collect(part_bias, out_bias, m, (tile - tiles) * block, slots, outputs, block_s, block)
-
-
-@dataclass(frozen=True)
-class Config:
-    """How one convolution is walked; see the module's text for `tile` and `strip`."""
-
-    strip: bool = False
-    block_m: int = 128  # pixels (weight tile: rows of the weight)
-    block_n: int = 64  # outputs
-    block_k: int = 64  # channels (weight tile: pixels)
-    rows: int = 42  # strip: image rows per program, fewer where that would leave multiprocessors idle
-    pair: bool = False  # strip: two neighbouring pixels and their taps as one product, for 32 channels and fewer
-    programs: int = 528  # weight tile: how many to aim at, by splitting the pixels into ranges summed apart
-    warps: int = 4
-    stages: int = 3
-
-
-Layer = tuple[str, int, int, int, int, int]
-"""Pass (forward, input, spread, weight), kernel size, stride, input height, channels summed over (weight,
-spread: in), channels made (out).
-"""
-
-MEASURED: dict[Layer, Config] = {
-    ("forward", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=14, warps=4, stages=3),
-    ("input", 3, 1, 84, 32, 32): Config(strip=True, block_m=64, rows=21, warps=4, stages=3),
-    ("forward", 3, 1, 42, 64, 64): Config(strip=True, block_m=128, rows=14, warps=8, stages=3),
-    ("input", 3, 1, 42, 64, 64): Config(strip=True, block_m=128, rows=14, warps=8, stages=3),
-    ("weight", 3, 1, 84, 4, 32): Config(block_m=64, block_n=32, block_k=128, warps=4, stages=2),
-    ("forward", 3, 2, 84, 32, 64): Config(block_m=128, block_k=32, warps=4, stages=4),
-    ("weight", 3, 1, 42, 64, 64): Config(strip=True, block_m=64, warps=8, stages=3),
-    ("forward", 3, 1, 21, 128, 128): Config(block_n=128, block_k=32, warps=8, stages=4),
-    ("forward", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, warps=4, stages=3),
-    ("weight", 1, 2, 42, 64, 128): Config(block_m=64, block_n=128, programs=256, warps=4, stages=3),
-    ("forward", 1, 2, 21, 128, 256): Config(block_m=128, block_n=128, warps=4, stages=3),
-    ("weight", 1, 2, 21, 128, 256): Config(block_m=128, programs=256, warps=4, stages=3),
-    ("forward", 3, 1, 84, 4, 16): Config(strip=True, block_m=128, rows=7, pair=True, warps=8, stages=2),
-    ("weight", 3, 1, 84, 4, 16): Config(block_m=64, block_n=16, block_k=128, programs=256, warps=4, stages=2),
-    ("weight", 3, 1, 84, 16, 16): Config(strip=True, block_m=64, rows=21, pair=True, warps=4, stages=3),
-    ("weight", 3, 2, 84, 16, 32): Config(block_m=64, block_n=32, programs=768, warps=4, stages=3),
-    ("forward", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
-    ("input", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=11, warps=4, stages=3),
-    ("weight", 3, 1, 42, 32, 32): Config(strip=True, block_m=64, rows=21, pair=True, warps=8, stages=3),
-    ("forward", 3, 2, 42, 32, 64): Config(block_m=256, block_k=32, warps=8, stages=2),
-    ("forward", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
-    ("input", 3, 1, 21, 64, 64): Config(block_m=128, warps=8, stages=3),
-    ("weight", 3, 2, 42, 32, 64): Config(block_m=64, warps=4, stages=3),
-    ("weight", 3, 1, 21, 64, 64): Config(programs=396, warps=4, stages=3),
-    ("weight", 3, 2, 21, 64, 128): Config(block_m=64, block_n=128, programs=252, warps=4, stages=3),
-    ("forward", 3, 1, 11, 128, 128): Config(block_n=128, block_k=32, warps=8, stages=4),
-    ("weight", 3, 1, 11, 128, 128): Config(block_n=128, programs=264, warps=8, stages=3),
-    ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
-    ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
-    ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
-}
-"""Configurations chosen by measurement on an H200; other layers follow `_default`."""
-
-
-def _power(value: int, least: int = 16) -> int:
-    return max(least, 1 << (value - 1).bit_length())
-
-
-def _default(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
-    """A sound configuration for any layer."""
-    narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 32
-    if kind == "weight":
-        if narrow and channels >= 16:
-            return Config(strip=True, pair=True, block_m=64, rows=84, warps=8, stages=3)
-        block_m, block_n = min(_power(kernel * kernel * channels), 128), min(_power(outputs), 128)
-        return Config(block_m=block_m, block_n=block_n, warps=8 if block_n == 128 else 4)
-    if kind == "spread":  # four accumulators: narrow tiles keep two programs on a multiprocessor
-        return Config(block_m=64, block_n=32, block_k=32, stages=2)
-    if narrow:
-        return Config(strip=True, pair=channels <= 16, block_m=64, rows=21, warps=4, stages=4 if channels >= 16 else 2)
-    block_n = min(_power(outputs), 256)
-    return Config(block_n=block_n, block_k=min(_power(channels), 64), warps=8 if block_n > 64 else 4)
-
-
-def _tf32(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
-    """The same for products in TF32, by measurement on an H200: numbers are twice as large, and products of columns
-    with columns (both gradients) are slow, so that strips, which make fewer, pay up to 64 channels.
-    """
-    strips = kernel == 3 and stride == 1 and max(channels, outputs) <= 64
-    narrow = strips and max(channels, outputs) <= 32
-    if kind == "spread":
-        return Config(block_n=32, block_k=32, warps=8, stages=2)
-    if kind == "weight":
-        if channels <= 16 and narrow:
-            return Config(strip=True, pair=True, block_m=32, stages=2)
-        if strips:
-            return Config(strip=True, block_m=64 if narrow else 128, rows=21, warps=4 if narrow else 8)
-        block_n = min(_power(outputs), 128)
-        return Config(block_m=min(2 * block_n, 128), block_n=block_n, block_k=32, warps=8 if block_n > 32 else 4)
-    if narrow:
-        return Config(strip=True, block_m=64, rows=14)
-    if kind == "forward":
-        block_n = min(_power(outputs), 256)
-        return Config(block_n=block_n, block_k=32, warps=8 if block_n > 32 else 4, stages=4)
-    if strips and height > 21:
-        return Config(strip=True, rows=14, warps=8)
-    return Config(block_m=256, block_k=32, warps=8, stages=4)
-
-
-def _config(
-    kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int, dtype: torch.dtype
-) -> Config:
-    key = (kind, kernel, stride, height, channels, outputs)
-    config = MEASURED.get(key) or _default(*key)
-    if dtype != torch.float32:
-        return config
-    if channels >= 16 and _precision(dtype) == "tf32":
-        return _tf32(*key)
-    if channels > 16 and kind != "spread":  # a strip's weights, each split in two for TF32, are many registers
-        return Config(block_m=64, block_k=32, programs=1056) if kind == "weight" else Config(block_k=16)
-    return replace(config, block_m=min(config.block_m, 64), block_k=min(config.block_k, 32), stages=2)
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """How products of float32 are made: in three TF32 products that together keep float32's digits, or in one."""
-    return "tf32" if dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def _out_size(size: int, kernel: int, stride: int) -> int:
-    return (size + 2 * (kernel // 2) - kernel) // stride + 1
-
-
-def _readable(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _matching(x: Tensor | None, like: Tensor) -> Tensor | None:
-    if x is None or (x.stride() == like.stride() and x.shape == like.shape):
-        return x
-    return x.new_empty_strided(like.shape, like.stride()).copy_(x)
-
-
-def _packed(weight: Tensor) -> Tensor:
-    """Weights as `[member, out, ky, kx, in]`, each member's in that order in memory; free when kept that way."""
-    packed = weight.permute(0, 1, 3, 4, 2)
-    return packed if packed[0].is_contiguous() else packed.contiguous()
-
-
-def _steps(x: Tensor, members: int) -> tuple[int, int, int, int]:
-    """Strides of member, image, row and pixel; an input shared by the members has member stride 0."""
-    if x.shape[1] * x.stride(1) >= 2**31:
-        raise UserError(f"a batch of {x.shape[1]} is too large for the kernels (offsets of 32 bits): make it smaller")
-    return (0 if x.shape[0] == 1 and members > 1 else x.stride(0), x.stride(1), x.stride(2), x.stride(3))
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_stages: int, **options: Any) -> None:
-    """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds."""
-    for stages in range(num_stages, 0, -1):
-        try:
-            kernel[grid](*args, num_stages=stages, **options)
-            return
-        except triton.runtime.errors.OutOfResources:
-            if stages == 1:
-                raise
-
-
-def _strip_sizes(
-    config: Config, members: int, batch: int, height: int, width: int, channels: int, outputs: int
-) -> tuple[int, int, dict[str, int]]:
-    """Column tiles per member, strips per column, and the strip kernels' sizes."""
-    padded, wide = 1 << (channels - 1).bit_length(), 1 << (outputs - 1).bit_length()
-    if config.pair:
-        wide = max(wide, 8)
-        columns, block_k, block_n = (width + 1) // 2, _power(4 * padded), 2 * wide
-    else:
-        wide = max(wide, 16)
-        columns, block_k, block_n = width, _power(channels), wide
-    tiles = triton.cdiv(batch * columns, config.block_m)
-    rows = max(2, min(config.rows, height, triton.cdiv(height * members * tiles, 264)))
-    sizes = {
-        "outputs": outputs, "padded": padded, "wide": wide, "rows": rows, "pair": config.pair,
-        "block_m": config.block_m, "block_n": block_n, "block_k": block_k,
-    }  # fmt: skip
-    return tiles, triton.cdiv(height, rows), sizes
-
-
-def _run_product(
-    x: Tensor, packed: Tensor, bias: Tensor | None, add: Tensor | None, gate: Tensor | None, out: Tensor,
-    stride: int, relu: bool, flip: bool, config: Config | None,
-) -> None:  # fmt: skip
-    members, outputs, kernel, _, channels = packed.shape
-    w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
-    if flip:
-        packed = packed[0, 0, -1, -1]  # the last tap is the first
-        channels, outputs = outputs, channels
-        w_strides = (w_sm, w_si, w_so, -w_sy, -w_sx)
-    else:
-        w_strides = (w_sm, w_so, w_si, w_sy, w_sx)
-    batch, in_h, in_w = x.shape[1:4]
-    out_h, out_w = out.shape[2:4]
-    config = config or _config("input" if flip else "forward", kernel, stride, in_h, channels, outputs, x.dtype)
-    bias_sm = 0 if bias is None else bias.stride(0)
-    pointers = (
-        x,
-        packed,
-        out if bias is None else bias,
-        out if add is None else add,
-        out if gate is None else gate,
-        out,
-    )
-    strides = (*_steps(x, members), *w_strides, *_steps(out, members))
-    flags: dict[str, Any] = {
-        "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
-        "precision": _precision(x.dtype),
-        "num_warps": config.warps, "num_stages": config.stages,
-    }  # fmt: skip
-    if config.strip:
-        tiles, strips, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
-        _launch(
-            _strip_kernel, (members * tiles * strips,), *pointers,
-            batch, bias_sm, *strides, in_h, in_w, channels, **sizes, **flags
-        )  # fmt: skip
-    else:
-        block_n = min(config.block_n, _power(outputs))
-        grid = (members * triton.cdiv(batch * out_h * out_w, config.block_m) * triton.cdiv(outputs, block_n),)
-        _launch(
-            _tile_kernel, grid, *pointers,
-            batch, bias_sm, *strides, in_h, in_w, out_h, out_w, channels, outputs, kernel, stride,
-            block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(channels)), **flags,
-        )  # fmt: skip
-
-
-def run_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int = 1, relu: bool = False,
-    residual: Tensor | None = None, config: Config | None = None,
-) -> Tensor:  # fmt: skip
-    """Launch the forward pass; `config` overrides the table."""
-    x = _readable(x)
-    out = x.new_empty(_shape(x, weight, stride))
-    _run_product(x, _packed(weight), bias, _matching(residual, out), None, out, stride, relu, False, config)
-    return out
-
-
-def run_input_gradient(
-    g: Tensor, weight: Tensor, size: Sequence[int], *, stride: int = 1, add: Tensor | None = None,
-    gate: Tensor | None = None, side: tuple[Tensor, Tensor] | None = None, config: Config | None = None,
-) -> Tensor:  # fmt: skip
-    """Launch the gradient of an input of height and width `size`: `(gradient + add) * (gate > 0)`.
-
-    At stride 2, `side` adds that of a 1x1 shortcut over the same input: the gradient at its output, and its weight.
-    """
-    packed = _packed(weight)
-    members, outputs, kernel, _, channels = packed.shape
-    g = _readable(g)
-    height, width = size
-    out = g.new_empty((members, g.shape[1], height, width, channels))
-    add, gate = _matching(add, out), _matching(gate, out)
-    if stride == 1:
-        if side is not None:
-            raise ValueError("at stride 1 the shortcut's input gradient is a convolution of its own: pass it as `add`")
-        _run_product(g, packed, None, add, gate, out, 1, False, True, config)
-        return out
-    if stride != 2:
-        raise ValueError(f"the input gradient is written for strides 1 and 2, not {stride}")
-    half = ((height + 1) // 2) * ((width + 1) // 2)
-    if config is None:
-        config = _config("spread", kernel, stride, height, channels, outputs, g.dtype)
-        if g.dtype != torch.float32 and members * g.shape[1] * half * triton.cdiv(channels, 32) > 2**17:
-            config = replace(config, block_m=128)  # enough programs are left
-    short, short_weight = (g, packed) if side is None else (_matching(side[0], g), _packed(side[1]))
-    block_n = min(config.block_n, _power(channels))
-    grid = (members * triton.cdiv(g.shape[1] * half, config.block_m) * triton.cdiv(channels, block_n),)
-    w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
-    _launch(
-        _spread_kernel, grid, g, packed, short, short_weight,
-        out if add is None else add, out if gate is None else gate, out, g.shape[1],
-        short_weight.stride(0), *_steps(g, members),
-        w_sm, w_si, w_so, w_sy, w_sx, *_steps(out, members),
-        height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
-        has_side=side is not None, has_add=add is not None, has_gate=gate is not None,
-        block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, _power(outputs)),
-        precision=_precision(g.dtype), num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return out
-
-
-def run_weight_gradient(
-    x: Tensor, g: Tensor, kernel: int, stride: int, config: Config | None = None
-) -> tuple[Tensor, Tensor]:
-    """Launch the weight and bias gradients, `[member, out, in, ky, kx]` and `[member, out]`."""
-    x, g = _readable(x), _readable(g)
-    members, batch, out_h, out_w, outputs = g.shape
-    in_h, in_w, channels = x.shape[2:]
-    config = config or _config("weight", kernel, stride, in_h, channels, outputs, x.dtype)
-    taps = kernel * kernel * channels
-    weight, bias = x.new_empty((members, outputs, kernel, kernel, channels)), x.new_empty((members, outputs))
-    strides = (*_steps(x, members), *_steps(g, members))
-    options: dict[str, Any] = {"precision": _precision(x.dtype), "num_warps": config.warps, "num_stages": config.stages}
-    if config.strip:
-        *tiles, sizes = _strip_sizes(config, members, batch, in_h, in_w, channels, outputs)
-        grid = (*tiles, members)
-        slots = tiles[0] * tiles[1] * (2 if config.pair else 1)
-    else:
-        images = min(1 << (batch - 1).bit_length(), config.block_k)
-        steps = triton.cdiv(batch, images) * out_h * triton.cdiv(out_w, config.block_k // images)
-        block_m, block_n = min(config.block_m, _power(taps)), min(config.block_n, _power(outputs))
-        tiles_n = triton.cdiv(taps, block_m) * triton.cdiv(outputs, block_n)
-        slots = max(1, min(round(config.programs / (tiles_n * members)), 64, steps))
-        grid = (tiles_n, slots, members)
-    if slots == 1:
-        part, part_bias = weight, bias
-    else:
-        part = x.new_empty((members, slots, outputs, taps), dtype=torch.float32)
-        part_bias = x.new_empty((members, slots, outputs), dtype=torch.float32)
-    if config.strip:
-        _launch(
-            _weight_strip_kernel, grid, x, g, part, part_bias,
-            batch, *strides, in_h, in_w, channels, **sizes, **options
-        )  # fmt: skip
-    else:
-        _launch(
-            _weight_tile_kernel, grid, x, g, part, part_bias,
-            batch, *strides, in_h, in_w, out_h, out_w, channels, outputs,
-            kernel, stride, images=images, splits=slots, block_m=block_m, block_n=block_n, block_k=config.block_k,
-            **options,
-        )  # fmt: skip
-    if slots > 1:
-        size, block = outputs * taps, 32 if slots > 8 else 512
-        grid = (triton.cdiv(size, block) + triton.cdiv(outputs, block), members)
-        block_s = min(64, 1 << (slots - 1).bit_length())
-        _collect_kernel[grid](part, part_bias, weight, bias, slots, size, outputs, block_s=block_s, block=block)
-    return weight.permute(0, 1, 4, 2, 3), bias
-
-
-def _shape(x: Tensor, weight: Tensor, stride: int) -> tuple[int, int, int, int, int]:
-    members, outputs, _, kernel, _ = weight.shape
-    height, width = (_out_size(s, kernel, stride) for s in x.shape[2:4])
-    return members, x.shape[1], height, width, outputs
-
-
-def compiles(device: torch.device) -> bool:
-    """Whether the kernels can be compiled for the device."""
-    return triton is not None and device.type == "cuda"
-
-
-def available(x: Tensor) -> bool:
-    """Whether the kernels can take `x`: Triton is there, and a GPU, or Triton's interpreter."""
-    return triton is not None and (x.is_cuda or type(_tile_kernel).__name__ == "InterpretedFunction")
