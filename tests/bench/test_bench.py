@@ -158,6 +158,23 @@ def test_sections_end_in_tables_and_a_file_that_prints_again(
     assert "| MinAtar/Breakout x 16 | 19,752 |" in sheet.markdown()
 
 
+def test_whole_steps_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "TRAINED_STEPS", 20)
+    small = {"replay.warmup": 40, "replay.capacity": 500, "monitor.every": 10}
+    steady = bench_run.presets.steady
+    monkeypatch.setattr(bench_run.presets, "steady", lambda *a, **b: steady(*a, **b).override(small))
+    monkeypatch.setattr(bench_run, "TRAINED", (("CartPole-v1", "tiny"), ("Atari/Nowhere", "small")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    threads = torch.get_num_threads()
+    (row,) = Bench(Console(width=120), ("steps",)).run()["steps"]
+    assert torch.get_num_threads() == threads
+    assert row["step_ms"] > row["learn_ms"] / 2 > 0
+    assert row["act_ms"] > 0
+    assert row["outside"] == pytest.approx(max(0, 1 - (row["learn_ms"] + row["act_ms"]) / row["step_ms"]))
+    (sheet,) = sheets({"steps": [row | {"step_ms": 2.5, "learn_ms": 2.0, "act_ms": 0.25, "outside": 0.1}]})
+    assert "| Gymnasium/CartPole-v1 | tiny | cpu | 2.50 | 2.00 | 0.25 | 10% |" in sheet.markdown()
+
+
 def test_a_bench_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stop(self: Bench) -> None:
         raise KeyboardInterrupt

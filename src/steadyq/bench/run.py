@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from steadyq import envs
+from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sheets import Row, sheets
+from steadyq.bench.steps import step_times
 from steadyq.bench.updates import (
     PRECISIONS,
     Case,
@@ -36,10 +37,11 @@ from steadyq.runs import provenance, replace_text
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "layers", "growth", "env", "cpu")
+SECTIONS = ("gpu", "layers", "growth", "steps", "env", "cpu")
 ON_GPU = SECTIONS[:3]
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
+TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
 
@@ -64,7 +66,8 @@ class Bench:
         """Measure everything that this machine can show."""
         gpu, wanted = torch.cuda.is_available(), self.wanted()
         if not gpu and any(name in ON_GPU for name in self.sections):
-            raise UserError(f"the sections {', '.join(ON_GPU)} need a GPU, and PyTorch sees none here: use env, cpu")
+            rest = ", ".join(name for name in SECTIONS if name not in ON_GPU)
+            raise UserError(f"the sections {', '.join(ON_GPU)} need a GPU, and PyTorch sees none here: use {rest}")
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}
         for name in wanted:
             getattr(self, name)()
@@ -128,6 +131,21 @@ class Bench:
         for ratio in (1, 2, 4, 8):
             found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
             self.keep(f"replay ratio {ratio}: {found['ratio'][ratio]:.2f} ms")
+
+    def steps(self) -> None:
+        """Whole steps of training: a small network anywhere, an Atari agent where there is a GPU."""
+        rows, threads = self.results.setdefault("steps", []), torch.get_num_threads()
+        for name, scale in TRAINED[: 1 + torch.cuda.is_available()]:
+            try:
+                envs.spec(name, envs.protocol_for(name))
+            except UserError as error:
+                self.console.print(f"{name}: {error}", markup=False)
+                continue
+            try:
+                rows.append(step_times(presets.steady(name, scale=scale), TRAINED_STEPS))
+            finally:
+                torch.set_num_threads(threads)
+            self.keep(f"{name}, {scale}: {rows[-1]['step_ms']:.2f} ms a step")
 
     def env(self) -> None:
         """Steps of real environments."""

@@ -43,6 +43,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield from (layers(scale, rows) for scale, rows in results["layers"].items())
     if "growth" in results:
         yield from (growth(name, values) for name, values in results["growth"].items() if values)
+    if "steps" in results:
+        yield steps(results["steps"])
     if "env" in results:
         rows = [(name, f"{rate:,.0f}") for name, rate in results["env"].items()]
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
@@ -122,6 +124,16 @@ def growth(name: str, values: dict[Any, float]) -> Sheet:
         before = (int(value), ms)
     columns = (name, "ms", "times the first", f"ms for each more {name.removesuffix('s')}")
     return Sheet(f"Growth with {name} (s = 2)", columns, rows)
+
+
+def steps(rows: list[Row]) -> Sheet:
+    """Whole steps of training."""
+    columns = ("environment", "scale", "device", "ms a step", "learning alone", "acting alone", "outside both")
+    body = []
+    for row in rows:
+        figures = (f"{row[name]:.2f}" for name in ("step_ms", "learn_ms", "act_ms"))
+        body.append((row["env"], row["scale"], row["device"], *figures, f"{row['outside']:.0%}"))
+    return Sheet("A step of training", columns, body)
 
 
 def cpu(results: Row) -> Iterator[Sheet]:
