@@ -292,10 +292,24 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         assert f"steadyq {command}" in capsys.readouterr().out
 
 
+def test_a_result_is_shown_with_the_means_others_report() -> None:
+    result = {"mean_return": 4.0, "episodes": 20, "random_return": 1.0, "random_episodes": 5}
+    out = io.StringIO()
+    Terminal(Console(file=out, width=200)).finished(result | {"first_10_mean_return": 3.25, "training_return_10": 2.75})
+    assert "mean return 4.00 over 20 full games" in out.getvalue()
+    assert "first 10 games: 3.25   last 10 training games: 2.75" in out.getvalue()
+    out = io.StringIO()
+    Terminal(Console(file=out, width=200)).finished(
+        result | {"episodes": 10, "first_10_mean_return": 4.0, "training_return_10": None}
+    )
+    assert out.getvalue().count("\n") == 1
+
+
 def test_time_left_counts_learning_steps_alone() -> None:
     """A thousand steps a second while nothing is learned yet say nothing about those that learn."""
     shown = Terminal(Console(file=io.StringIO()))
     training: Any = SimpleNamespace(step_count=0, learner=SimpleNamespace(updates=0), recent=[], resets=0)
+    training.recent_mean = lambda games: None
     training.epsilon = SimpleNamespace(at=lambda step: 0.0)
     shown.steps = 10_000
     clock = iter((100.0, 200.0, 300.0, 400.0))

@@ -95,17 +95,20 @@ def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, mo
     torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int) -> None:
-    spec = EnvSpec("Fake", (1, 4, 5), "uint8", 255.0, 4, 3, 2, ("a", "b", "c"), 1)
-    here, there = (Ring(spec, 20, gamma=0.9, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA))
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(("n", "lanes"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, dtype: str) -> None:
+    spec = EnvSpec("Fake", (1, 4, 5), dtype, 255.0, 4, 3, lanes, ("a", "b", "c"), 1)
+    here, there = (
+        Ring(spec, 10 * lanes, gamma=0.9, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA)
+    )
     store, rng = Captured(there.write, CUDA), np.random.default_rng(0)
-    first, *frames = rng.integers(1, 256, (1 + 2 * 60, 2, 1, 4, 5), dtype=np.uint8)
+    first, *frames = rng.integers(1, 256, (1 + 2 * 60, lanes, 1, 4, 5)).astype(dtype)
     here.begin(first)
     there.begin(first)
     for now, final in zip(frames[::2], frames[1::2], strict=True):
-        action, reward = rng.integers(3, size=2), rng.normal(size=2).astype(np.float32)
-        ended, cut = rng.random((2, 2)) < 0.3
+        action, reward = rng.integers(3, size=lanes), rng.normal(size=lanes).astype(np.float32)
+        ended, cut = rng.random((2, lanes)) < 0.3
         step = Step(now, reward, ended & ~cut, ended & cut, ended, np.where(ended[:, None, None, None], final, now))
         here.add(action, reward, step)
         assert store(sent(there.packed(action, reward, step), CUDA)).tolist() == here.opened.tolist()

@@ -1,5 +1,6 @@
 """Take a recipe through its run folder: start or continue, checkpoint, stop on a signal, evaluate, finish."""
 
+import gc
 import signal
 import threading
 import time
@@ -71,6 +72,7 @@ def train(
 
 def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
     saved = writer.load()
+    gc.collect()  # replay and graphs of an earlier run in this process
     training = Training(recipe, writer)
     how = training.computes()
     with ExitStack() as open_things:

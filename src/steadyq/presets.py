@@ -15,6 +15,7 @@ from steadyq.recipe import (
     EstimatorSection,
     EvaluationSection,
     ExploreSection,
+    MonitorSection,
     NetworkSection,
     OperatorSection,
     OptimSection,
@@ -98,6 +99,7 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
             ),
             explore=ExploreSection(end=0.05, decay_steps=5_000_000 if paper else 200_000),  # [paper] l.1337-1339
             record=RecordSection(every=10_000, checkpoint_every=500_000 if paper else 100_000),
+            monitor=MonitorSection(every=128_000 if paper else 64_000),  # [ours] 1,000 or 500 updates
         )
     spec = envs.spec(env, protocol)
     image = len(spec.frame_shape) == 3

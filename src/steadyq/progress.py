@@ -110,6 +110,8 @@ class Terminal(Display):
             f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
             f"{result['random_episodes']})"
         )
+        if (text := other_means(result)) != "":
+            self.console.print(f"            {text}")
 
 
 def games_said(result: Mapping[str, Any]) -> str:
@@ -121,11 +123,21 @@ def games_said(result: Mapping[str, Any]) -> str:
     return plural(games, "full game") + (f", only {few} of them different" if few <= games / 10 else "")
 
 
+def other_means(result: Mapping[str, Any]) -> str:
+    """The figures that others report in place of a mean over all evaluation games."""
+    parts = []
+    if result["episodes"] > 10:
+        parts.append(f"first 10 games: {result['first_10_mean_return']:.2f}")
+    if result.get("training_return_10") is not None:
+        parts.append(f"last 10 training games: {result['training_return_10']:.2f}")
+    return "   ".join(parts)
+
+
 def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:
     """One line: where the run is, how it plays, how fast it learns, how long it will take."""
     parts = [f"{training.step_count:,} steps"]
-    if training.recent:
-        parts.append(f"return {sum(training.recent) / len(training.recent):.1f} (last {len(training.recent)} games)")
+    if (recent := training.recent_mean(10)) is not None:
+        parts.append(f"return {recent:.1f} (last {min(len(training.recent), 10)} games)")
     parts.append(f"eps {training.epsilon.at(training.step_count):.2f}")
     if rates[0]:
         rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")

@@ -63,7 +63,7 @@ class Training:
         self.step_count = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
-        self.recent: deque[float] = deque(maxlen=10)  # raw returns of the last finished games
+        self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
         self.rewarded_share = 0.0
         self.learning = Learning(self.learner, self.ring, replay.batch)
         self.sums = self.learning.sums
@@ -184,28 +184,35 @@ class Training:
 
     def record(self) -> dict[str, Any]:
         """Write a row of metrics: means since the last one."""
-        means = self.means()
+        means, same = self.means(), dict[str, float | None]()
         if means:
             rewarded = means["rewarded"]
             both = means.pop("same_action_and_rewarded")
-            means["same_action_rewarded"] = both / rewarded if rewarded else 0.0
-            means["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else 0.0
+            same["same_action_rewarded"] = both / rewarded if rewarded else None
+            same["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else None
         row: dict[str, Any] = {
             "step": self.step_count,
             "frames": self.step_count * self.spec.frames_per_step,
             "updates": self.learner.updates,
             "samples": self.learner.updates * self.recipe.replay.batch,
             "games": self.games,
-            "return_10": sum(self.recent) / len(self.recent) if self.recent else None,
+            "return_10": self.recent_mean(10),
+            "return_100": self.recent_mean(100),
             "epsilon": self.epsilon.at(self.step_count),
             "ceiling": self.ceiling.value if math.isfinite(self.ceiling.value) else None,
             "resets": self.resets,
             **means,
+            **same,
             "seconds": round(self.seconds(), 3),
         }
         self.writer.metric(row)
         self.sums.zero_()
         return row
+
+    def recent_mean(self, games: int) -> float | None:
+        """Mean raw return of the last finished training games, if there are any."""
+        last = list(self.recent)[-games:]
+        return sum(last) / len(last) if last else None
 
     def means(self) -> dict[str, float]:
         """What updates measured since the last row; raises if that, or a parameter, is not finite."""
@@ -331,7 +338,7 @@ class Training:
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
         self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
-        self.recent.extend(plain["recent"])
+        self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
 
@@ -373,7 +380,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "returns": returns,
         "mean_return": float(np.mean(returns)),
         "first_10_mean_return": float(np.mean(returns[:10])),
-        "training_return_10": sum(training.recent) / len(training.recent) if training.recent else None,
+        "training_return_10": training.recent_mean(10),
         "random_return": float(np.mean([game.score for game in baseline])),
         "random_episodes": len(baseline),
         **training.computes(),

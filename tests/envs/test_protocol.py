@@ -29,6 +29,7 @@ def test_atari_100k_as_the_paper_plays_it():
         "reward": "sign",
         "max_frames": 108_000,
         "ramping": False,
+        "timeout_terminal": False,
         "train_levels": 0,
         "train_start_level": 0,
         "test_levels": 0,

@@ -73,6 +73,10 @@ def test_rows_come_with_the_first_update_after_each_interval(tmp_path: Path) -> 
     assert last["layers"].keys() == {"fc1", "head"}
     assert len(last["members"]["churn"]) == 2
     assert last["same_action_unrewarded"] is None  # every step of CartPole is rewarded
+    metrics = RunFolder(tmp_path / "run").metrics()[-1]
+    assert metrics["same_action_unrewarded"] is None
+    assert 0 < metrics["same_action_rewarded"] < 1
+    assert metrics["return_10"] != metrics["return_100"]
 
 
 def learner_of(ensemble: Ensemble) -> Learner:
@@ -140,9 +144,9 @@ def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pyte
     draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
     previous = {name: p + 0.01 for name, p in learner.online.items()}
     whole = snapshot(learner, batch, draw, previous)
-    written = 3 * sum(layer.written for layer in network.layers.values())
-    monkeypatch.setattr(watch, "PIECE", 8 * written / 2.6)
-    assert watch.states_together(learner.ensemble, 8) == 3
+    outputs = 3 * sum(layer.written for layer in network.layers.values())
+    monkeypatch.setitem(watch.PIECE, "cpu", 8 * 4 * outputs / 2.6)
+    assert watch.states_together(learner.ensemble, 8, "cpu") == 3
     pieces = snapshot(learner, batch, draw, previous)
     for field in dataclasses.fields(whole):
         if field.name == "layers":
@@ -152,11 +156,14 @@ def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pyte
 
 
 def test_only_rows_of_large_ensembles_are_looked_at_in_pieces() -> None:
-    def together(members: int, scale: int) -> int:
-        return watch.states_together(Ensemble(ResNet((4, 84, 84), 18 * 51, scale), members, 18, 51), 128)
+    def together(members: int, scale: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> int:
+        network = ResNet((4, 84, 84), 18 * 51, scale)
+        return watch.states_together(Ensemble(network, members, 18, 51, dtype=dtype), 128, device)
 
     assert [together(4, scale) for scale in (1, 2, 4)] == [128, 128, 128]
     assert [together(16, scale) for scale in (1, 2, 4)] == [128, 64, 32]
+    assert together(16, 4, torch.float32) == 16
+    assert together(4, 1, torch.float32, "cpu") == 32
     assert together(10**5, 4) == 1
 
 

@@ -71,7 +71,9 @@ def test_the_papers_scores_give_the_papers_aggregates_beside_the_published(atari
     assert column(aggregates, "mean")["steady"] == pytest.approx(1.799, abs=5e-4)
     assert column(aggregates, "median")["steady"] == pytest.approx(1.045, abs=5e-4)
     assert column(aggregates, "IQM games")["steady"] == pytest.approx(1.204, abs=5e-4)
+    assert column(aggregates, "IQM slice")["steady"] == pytest.approx(1.070, abs=5e-4)
     assert column(aggregates, "above")["steady"] == 14
+    assert column(aggregates, "best")["steady"] == 10
     assert column(aggregates, "interval")["steady"] == "1.799 to 1.799"
     assert len(aggregates.rows) == 1 + len(atari100k().scores)
     assert "26 of 26 games" in aggregates.title

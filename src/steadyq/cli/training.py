@@ -157,7 +157,8 @@ def evaluate(words: list[str]) -> int:
     counted = {"episodes": len(scores), "different_games": different(games)}
     OUT.print(
         f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
-        f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g})"
+        f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
+        f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})"
     )
     if options.json:
         record = {
@@ -168,6 +169,7 @@ def evaluate(words: list[str]) -> int:
             "sticky": protocol.sticky,
             "returns": scores,
             "mean_return": float(np.mean(scores)),
+            "first_10_mean_return": float(np.mean(scores[:10])),
             **counted,
             **provenance(),
         }

@@ -128,6 +128,7 @@ class ProcgenVector:
         final, reward = self._empty(), np.zeros(self.spec.lanes, np.float32)
         terminated, truncated = np.zeros(self.spec.lanes, np.bool_), np.zeros(self.spec.lanes, np.bool_)
         lane = info["env_id"]
+        over = over | cut if self._protocol.timeout_terminal else over
         final[lane], reward[lane], terminated[lane], truncated[lane] = observation, given, over, cut & ~over
         if self._protocol.max_frames:  # envpool takes a limit but keeps to each game's own
             length = np.array([len(played) for played in self._actions])

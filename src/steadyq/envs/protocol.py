@@ -13,7 +13,7 @@ _EVERYWHERE = {"name", "lanes", "stack", "reward", "max_frames"}
 _APPLIES: dict[Backend, set[str]] = {
     "atari": {"frame_skip", "noop_max", "sticky", "action_set", "fire_reset", "life_loss_terminal"},
     "minatar": {"sticky", "action_set", "ramping"},
-    "procgen": {"train_levels", "train_start_level", "test_levels", "test_start_level"},
+    "procgen": {"train_levels", "train_start_level", "test_levels", "test_start_level", "timeout_terminal"},
     "gymnasium": set(),
 }
 
@@ -47,6 +47,9 @@ class Protocol:
     Gymnasium 27,000 steps where it has none."""
     ramping: bool = False
     """MinAtar: the game gets harder the longer it lasts."""
+    timeout_terminal: bool = False
+    """Procgen: the game's own time limit terminates (the original environment does not tell it from a lost game);
+    otherwise it truncates, and the value bootstraps."""
     train_levels: int = 0
     """Procgen: how many levels training draws from; 0 = all."""
     train_start_level: int = 0
@@ -158,6 +161,7 @@ def _procgen(protocol: Protocol) -> list[str]:
         f"{mode} mode, RGB 64x64, {_stack(protocol)}, all 15 actions",
         f"training {_levels(protocol.train_start_level, protocol.train_levels)}; "
         f"evaluation {_levels(protocol.test_start_level, protocol.test_levels)}",
+        f"a game's own time limit {'terminates' if protocol.timeout_terminal else 'truncates (bootstraps)'}",
     ]
 
 
@@ -197,6 +201,7 @@ DEFAULTS: dict[Backend, Protocol] = {
         name="procgen-easy",
         lanes=128,
         reward="sign",
+        timeout_terminal=True,
         train_levels=200,
         train_start_level=0,
         test_levels=0,

@@ -22,8 +22,10 @@ from steadyq.value.learner import Learner
 from steadyq.value.operators import take
 from steadyq.value.shapes import Batch, Draw, Params
 
-PIECE = 2**30
-"""Outputs of layers kept together, roughly: those of all a row's states would take more memory than a large update."""
+PIECE = {"cuda": 2**31, "cpu": 2**28}
+"""Bytes of layers' outputs kept together, roughly: those of all a row's states would take more memory than an update.
+Pieces cost a GPU's host time; on a CPU smaller ones are faster.
+"""
 
 
 class Watch:
@@ -83,7 +85,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     gradient_sizes: Params = {}
     looks: list[dict[str, Tensor]] = []
     count = len(batch.action)
-    together = states_together(learner.ensemble, count)
+    together = states_together(learner.ensemble, count, learner.device.type)
     for first in range(0, count, together):
         piece = Batch(**{field.name: getattr(batch, field.name)[first : first + together] for field in fields(Batch)})
         look = _values(learner, piece, draw, previous)
@@ -114,10 +116,10 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     )
 
 
-def states_together(ensemble: Ensemble, count: int) -> int:
-    """How many of `count` states to look at together: all of them, or a share whose outputs number about `PIECE`."""
-    written = ensemble.members * sum(layer.written for layer in ensemble.network.layers.values())
-    pieces = min(max(1, round(count * written / PIECE)), count)
+def states_together(ensemble: Ensemble, count: int, device: str) -> int:
+    """How many of `count` states to look at together: all of them, or a share whose outputs take about `PIECE`."""
+    outputs = ensemble.members * sum(layer.written for layer in ensemble.network.layers.values())
+    pieces = min(max(1, round(count * outputs * ensemble.dtype.itemsize / PIECE[device])), count)
     return math.ceil(count / pieces)
 
 

@@ -38,6 +38,7 @@ class Ring:
         self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
         slots = self.length * self.lanes
         dtype = torch.uint8 if spec.frame_dtype == "uint8" else torch.float32
+        self.frame_dtype = np.dtype(spec.frame_dtype)
         self.frame = torch.zeros(slots, *spec.frame_shape, dtype=dtype, device=device)
         self.action = torch.zeros(slots, dtype=torch.int64, device=device)
         self.reward = torch.zeros(slots, dtype=torch.float32, device=device)
@@ -78,7 +79,7 @@ class Ring:
         opened, bits = self._slots(), reward.astype(np.float64).view(np.int64)
         behind = np.where(ready, behind, opened[:, None])  # a slot to name where none is ready
         numbers = (here, action, bits, end, behind.ravel(), ready.ravel(), gone, opened, self.head_age)
-        parts = np.concatenate(numbers, dtype=np.int64), step.frame.ravel()
+        parts = np.concatenate(numbers, dtype=np.int64), step.frame.astype(self.frame_dtype, copy=False).ravel()
         return np.concatenate([part.view(np.uint8) for part in parts])
 
     def write(self, packed: Tensor) -> Tensor:
@@ -187,6 +188,7 @@ class Ring:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from `state()`, in place."""
+        self.priorities.mass.zero_()
         for name, tensor in self._slotted():
             tensor.view(self.lanes, self.length, *tensor.shape[1:])[:, : state[name].shape[1]].copy_(state[name])
         self.priorities.largest.copy_(state["largest"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadyq.errors import UserError, nearest
 from steadyq.report import studies
@@ -221,14 +222,17 @@ def _aggregates(
         "algorithm",
         "seeds",
         "above",
+        "best",
         "mean",
         "interval",
         "median",
         "IQM runs x games",
         "interval ",
         "IQM games",
+        "IQM slice",
     )
     rows: list[list[Value]] = []
+    by_game: list[NDArray[np.float64]] = []
     for label in sweep.study.labels:
         raw = sweep.scores(label, games)
         assert raw is not None
@@ -240,14 +244,17 @@ def _aggregates(
                 label,
                 f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
                 int((scores.means() > 1.0).sum()),
+                None,
                 statistics.mean(scores),
                 _span(_interval(scores, statistics.mean, level)),
                 statistics.median(scores),
                 statistics.iqm(pooled) if pooled else None,
                 _span(_interval(pooled, statistics.iqm, level)) if pooled else None,
                 statistics.iqm_game_means(scores),
+                statistics.iqm_slice(scores) if len(games) > 1 else None,
             ]
         )
+        by_game.append(scores.means())
     kept = [benchmark.game(env.partition("/")[2]) for env in games]
     places = [benchmark.games.index(game) for game in kept]
     for column in benchmark.scores:
@@ -255,17 +262,23 @@ def _aggregates(
         source = benchmark.sources[column]
         middle, trimmed = float(np.median(values)), float(statistics.trimmed_mean(values))
         shown = f"{source.printed_name} (published)"
-        rows.append(
-            [shown, source.seeds, int((values > 1).sum()), float(values.mean()), None, middle, None, None, trimmed]
-        )
+        sliced = float(statistics.slice_mean(values)) if len(games) > 1 else None
+        above = int((values > 1).sum())
+        rows.append([shown, source.seeds, above, None, float(values.mean()), None, middle, None, None, trimmed, sliced])
+        by_game.append(values)
+    most = np.max(by_game, axis=0)
+    for row, values in zip(rows, by_game, strict=True):
+        row[3] = int((values == most).sum())
     return Table(
         title=f"{sweep.study.title}: {name}, {len(games)} of {len(benchmark.games)} games of {benchmark.benchmark}",
         columns=columns,
-        rows=_mark(rows, (2, 3, 5, 6, 8)),
+        rows=_mark(rows, (2, 3, 4, 6, 7, 9, 10)),
         notes=(
-            f"* highest of its column. Above: games whose mean exceeds 1 ({_top(benchmark)}). Intervals: 95 % "
-            "bootstrap over seeds within games; a dash where a game has one seed. Published rows: per-game means as "
-            "printed, on the same games; they have other protocols and seeds, see `steadyq paper sources`.",
+            f"* highest of its column. Above: games whose mean exceeds 1 ({_top(benchmark)}). Best: games on which no "
+            "row is higher. IQM slice: mean of sorted[n/4:3n/4] of the game means, the paper's IQM of its own row. "
+            "Intervals: 95 % bootstrap over seeds within games; a dash where a game has one seed. Published rows: "
+            "per-game means as printed, on the same games; they have other protocols and seeds, see `steadyq paper "
+            "sources`.",
             _state(sweep),
         ),
     )

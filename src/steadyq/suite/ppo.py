@@ -188,7 +188,8 @@ def _loop(training: "_Training", writer: Writer, say: Callable[[str], None], sto
         now = time.monotonic()
         if now - shown > SAY_SECONDS or training.step >= ppo.whole_steps:
             shown, rate = now, (training.step - began) / (now - start)
-            mean = f"return {np.mean(training.recent):.1f} (last 10 games) · " if training.recent else ""
+            recent = training.recent_mean(10)
+            mean = f"return {recent:.1f} (last 10 games) · " if recent is not None else ""
             left = clock(max(0, ppo.whole_steps - training.step) / rate)
             say(f"{training.step:,} of {ppo.whole_steps:,} steps · {mean}{rate:,.0f} steps/s · {left} left")
 
@@ -216,7 +217,7 @@ class _Training:
             seed=ppo.seed,
             policy_kwargs={"features_extractor_class": _impala(sb3), "net_arch": [], "share_features_extractor": True},
         )
-        self.played, self.recent = 0, deque[float](maxlen=10)
+        self.played, self.recent = 0, deque[float](maxlen=100)
         self.wall, self.clock = 0.0, time.monotonic()
 
     @property
@@ -246,12 +247,18 @@ class _Training:
             "frames": self.step,
             "updates": self.updates,
             "games": self.played,
-            "return_10": float(np.mean(self.recent)) if self.recent else None,
+            "return_10": self.recent_mean(10),
+            "return_100": self.recent_mean(100),
             **{name: float(measured[theirs]) for name, theirs in MEASURES.items() if theirs in measured},
             "seconds": round(self.seconds(), 3),
         }
         self.writer.metric(row)
         return True
+
+    def recent_mean(self, games: int) -> float | None:
+        """Mean return of the last finished training games, if there are any."""
+        last = list(self.recent)[-games:]
+        return float(np.mean(last)) if last else None
 
     @property
     def updates(self) -> int:
@@ -336,7 +343,7 @@ class _Training:
             "returns": returns,
             "mean_return": float(np.mean(returns)),
             "first_10_mean_return": float(np.mean(returns[:10])),
-            "training_return_10": float(np.mean(self.recent)) if self.recent else None,
+            "training_return_10": self.recent_mean(10),
             "random_return": float(np.mean([game.score for game in baseline])),
             "random_episodes": len(baseline),
             "device": str(self.model.device),

@@ -41,9 +41,10 @@ class Captured:
             return self._aside()
         if self.graph is None:
             gc.collect()  # a graph of an earlier run, freed while this one is captured, would spoil it
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self.result = self.function(self.argument)
+            self.graph = graph
         self.graph.replay()
         return self.result
 

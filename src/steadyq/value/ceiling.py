@@ -3,7 +3,9 @@
 The paper derives B(T) = max_t G_t on a greedy trajectory and leaves its use open. Here B is the running maximum
 over finished training trajectories (life-loss segments, the learner's rewards), infinite until one has finished,
 and never below the largest reward seen, which would otherwise be clipped away until its own episode ends.
-It is a heuristic: a better policy exceeds any return realised so far, and B then rises with it.
+It is a heuristic: a better policy exceeds any return realised so far, and B then rises with it. A truncated
+trajectory counts for what it collected: where all are cut while gamma^length is not small, B is lower than what
+bootstrapping beyond the cut would reach.
 """
 
 import numpy as np
