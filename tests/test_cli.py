@@ -309,7 +309,6 @@ def test_time_left_counts_learning_steps_alone() -> None:
     """A thousand steps a second while nothing is learned yet say nothing about those that learn."""
     shown = Terminal(Console(file=io.StringIO()))
     training: Any = SimpleNamespace(step_count=0, learner=SimpleNamespace(updates=0), recent=[], resets=0)
-    training.recent_mean = lambda games: None
     training.epsilon = SimpleNamespace(at=lambda step: 0.0)
     shown.steps = 10_000
     clock = iter((100.0, 200.0, 300.0, 400.0))

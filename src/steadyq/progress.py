@@ -1,7 +1,7 @@
 """What a person sees while a run trains: one live line in a terminal, a plain line now and then elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ class Terminal(Display):
             f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
             f"{result['random_episodes']})"
         )
-        if (text := other_means(result)) != "":
+        if text := other_means(result):
             self.console.print(f"            {text}")
 
 
@@ -121,6 +121,12 @@ def games_said(result: Mapping[str, Any]) -> str:
     if few == 1 < games:
         return f"{games} full games, all of the same score and length"
     return plural(games, "full game") + (f", only {few} of them different" if few <= games / 10 else "")
+
+
+def mean_of_last(games: int, scores: Iterable[float]) -> float | None:
+    """Mean score of the last finished games, if there are any."""
+    last = list(scores)[-games:]
+    return sum(last) / len(last) if last else None
 
 
 def other_means(result: Mapping[str, Any]) -> str:
@@ -136,7 +142,7 @@ def other_means(result: Mapping[str, Any]) -> str:
 def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:
     """One line: where the run is, how it plays, how fast it learns, how long it will take."""
     parts = [f"{training.step_count:,} steps"]
-    if (recent := training.recent_mean(10)) is not None:
+    if (recent := mean_of_last(10, training.recent)) is not None:
         parts.append(f"return {recent:.1f} (last {min(len(training.recent), 10)} games)")
     parts.append(f"eps {training.epsilon.at(training.step_count):.2f}")
     if rates[0]:

@@ -17,6 +17,7 @@ from steadyq.evaluate import different, greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, EpsilonGreedy
 from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
+from steadyq.progress import mean_of_last
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
@@ -196,8 +197,8 @@ class Training:
             "updates": self.learner.updates,
             "samples": self.learner.updates * self.recipe.replay.batch,
             "games": self.games,
-            "return_10": self.recent_mean(10),
-            "return_100": self.recent_mean(100),
+            "return_10": mean_of_last(10, self.recent),
+            "return_100": mean_of_last(100, self.recent),
             "epsilon": self.epsilon.at(self.step_count),
             "ceiling": self.ceiling.value if math.isfinite(self.ceiling.value) else None,
             "resets": self.resets,
@@ -208,11 +209,6 @@ class Training:
         self.writer.metric(row)
         self.sums.zero_()
         return row
-
-    def recent_mean(self, games: int) -> float | None:
-        """Mean raw return of the last finished training games, if there are any."""
-        last = list(self.recent)[-games:]
-        return sum(last) / len(last) if last else None
 
     def means(self) -> dict[str, float]:
         """What updates measured since the last row; raises if that, or a parameter, is not finite."""
@@ -380,7 +376,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "returns": returns,
         "mean_return": float(np.mean(returns)),
         "first_10_mean_return": float(np.mean(returns[:10])),
-        "training_return_10": training.recent_mean(10),
+        "training_return_10": mean_of_last(10, training.recent),
         "random_return": float(np.mean([game.score for game in baseline])),
         "random_episodes": len(baseline),
         **training.computes(),

@@ -29,7 +29,7 @@ from steadyq.cpu import settle
 from steadyq.drive import Interrupted, stop_requests
 from steadyq.errors import UserError
 from steadyq.evaluate import play_games, random_policy
-from steadyq.progress import clock
+from steadyq.progress import clock, mean_of_last
 from steadyq.recipe import within
 from steadyq.runs import Busy, Checkpoint, RunFolder, Writer, provenance, replace_text
 from steadyq.suite.plan import joined
@@ -188,7 +188,7 @@ def _loop(training: "_Training", writer: Writer, say: Callable[[str], None], sto
         now = time.monotonic()
         if now - shown > SAY_SECONDS or training.step >= ppo.whole_steps:
             shown, rate = now, (training.step - began) / (now - start)
-            recent = training.recent_mean(10)
+            recent = mean_of_last(10, training.recent)
             mean = f"return {recent:.1f} (last 10 games) · " if recent is not None else ""
             left = clock(max(0, ppo.whole_steps - training.step) / rate)
             say(f"{training.step:,} of {ppo.whole_steps:,} steps · {mean}{rate:,.0f} steps/s · {left} left")
@@ -247,18 +247,13 @@ class _Training:
             "frames": self.step,
             "updates": self.updates,
             "games": self.played,
-            "return_10": self.recent_mean(10),
-            "return_100": self.recent_mean(100),
+            "return_10": mean_of_last(10, self.recent),
+            "return_100": mean_of_last(100, self.recent),
             **{name: float(measured[theirs]) for name, theirs in MEASURES.items() if theirs in measured},
             "seconds": round(self.seconds(), 3),
         }
         self.writer.metric(row)
         return True
-
-    def recent_mean(self, games: int) -> float | None:
-        """Mean return of the last finished training games, if there are any."""
-        last = list(self.recent)[-games:]
-        return float(np.mean(last)) if last else None
 
     @property
     def updates(self) -> int:
@@ -343,7 +338,7 @@ class _Training:
             "returns": returns,
             "mean_return": float(np.mean(returns)),
             "first_10_mean_return": float(np.mean(returns[:10])),
-            "training_return_10": self.recent_mean(10),
+            "training_return_10": mean_of_last(10, self.recent),
             "random_return": float(np.mean([game.score for game in baseline])),
             "random_episodes": len(baseline),
             "device": str(self.model.device),
