@@ -85,6 +85,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["report"], "run"),
         (["compare", "nowhere"], "nowhere"),
         (["paper", "table9"], "unknown table 'table9'"),
+        (["paper", "layers", "--json"], "--json: layers is text; as JSON there are table1, "),
         (["doctor", "now"], "doctor takes no options"),
         (["train", "--nonsense", "1"], "unknown option --nonsense"),
         (["train", "Blackjack-v1"], "Blackjack-v1"),
@@ -246,10 +247,21 @@ def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch" in shown
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "play", "compare", "report", "presets", "paper", "demo"])
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command, "--help") == 0
-    assert f"steadyq {command}" in capsys.readouterr().out
+def test_what_is_not_ours_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadyq.envs.available", lambda: [("Procgen", False, "pip install 'steadyq[procgen]'")])
+    assert run("doctor") == 0
+    assert "pip install 'steadyq[procgen]'" in capsys.readouterr().out
+    out = tmp_path / "[b] :fire: [" / "report.html"
+    out.parent.mkdir()
+    assert run("report", ATARI[0], "--out", str(out)) == 0
+    assert f"report: {out}" in capsys.readouterr().out
+
+
+def test_a_table_of_the_paper_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("paper", "table1", "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"title", "columns", "rows", "best", "notes"}
 
 
 def test_train_help_lists_dotted_options_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,14 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
     )
 
 
+def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
+    """Where and how it runs, in words."""
+    precision = str(ensemble.dtype).removeprefix("torch.")
+    if precision == "float32" and device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        precision = "tf32"
+    return {"device": str(device), "form": ensemble.form, "precision": precision}
+
+
 def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device) -> Learner:
     """The learning step with freshly drawn parameters."""
     optim = recipe.optim
@@ -119,10 +127,10 @@ def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, devic
 
 
 class Agent:
-    """A trained ensemble that acts greedily on its mean value."""
+    """An ensemble after `step` steps of training, which acts greedily on its mean value."""
 
-    def __init__(self, ensemble: Ensemble, estimator: Estimator, params: Params, spec: EnvSpec) -> None:
-        self.ensemble, self.estimator, self.params, self.spec = ensemble, estimator, params, spec
+    def __init__(self, ensemble: Ensemble, estimator: Estimator, params: Params, spec: EnvSpec, step: int = 0) -> None:
+        self.ensemble, self.estimator, self.params, self.spec, self.step = ensemble, estimator, params, spec, step
         self.device = next(iter(params.values())).device
 
     @torch.no_grad()
@@ -163,7 +171,7 @@ def load(path: Path | str, device: str = "auto") -> Agent:
     if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
         recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})
     spec = envs.spec(recipe.env, recipe.protocol)
-    params, _ = folder.weights()
+    params, step = folder.weights()
     where = device_for(recipe)
     params = {name: p.to(where) for name, p in params.items()}
-    return Agent(ensemble_for(recipe, spec), estimator_for(recipe), params, spec)
+    return Agent(ensemble_for(recipe, spec), estimator_for(recipe), params, spec, step)

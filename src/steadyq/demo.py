@@ -33,7 +33,7 @@ def run_demo(out: Path, *, steps: int | None = None, console: Console | None = N
 
     Run again it continues where it was stopped; a part that is already there is not made again.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False, emoji=False)
     recipe, folder, video, report = demo_recipe(steps), RunFolder(out / "run"), out / "agent.mp4", out / "report.html"
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: --out needs a folder")
@@ -53,7 +53,8 @@ def run_demo(out: Path, *, steps: int | None = None, console: Console | None = N
 
 
 def _introduce(recipe: Recipe, console: Console) -> None:
-    console.print(f"[bold]{recipe.env}[/]: {recipe.ensemble.members} networks learn to play for {recipe.steps:,} steps")
+    members, steps = recipe.ensemble.members, recipe.steps
+    console.print(f"[bold]{recipe.env}[/]: {members} networks learn to play for {steps:,} steps", markup=True)
     console.print(
         "each values another's choice, the action just rewarded may not bootstrap from itself, targets stay below the "
         "best return seen, and layers whose weights spike are reset (preset steady, scale tiny)\n"
@@ -66,9 +67,13 @@ def _conclude(out: Path, folder: RunFolder, console: Console) -> None:
     score, baseline = result["mean_return"], result["random_return"]
     ratio = times_random(score, baseline)
     command = _command()
-    for line in (
+    console.print(
         f"\nthe agent scores [bold]{score:.2f}[/] over {result['episodes']} full games, a random policy {baseline:.2f}"
         + (f": [bold]{ratio:.1f} times[/] as much" if ratio is not None else ""),
+        soft_wrap=True,
+        markup=True,
+    )
+    for line in (
         f"  report  {out / 'report.html'}   (open it in a browser)",
         f"  video   {out / 'agent.mp4'}",
         f"  run     {folder.path}",

@@ -82,7 +82,7 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
             writer.event("start", 0, **how)
         else:
             training.restore(saved)
-            writer.event("resume", training.step_count, **how, exact=training.env.exact_restore)
+            writer.event("resume", training.step_count, **how)
             display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
         sinks = Sinks(recipe, writer.path, training.step_count)
         open_things.callback(sinks.close)

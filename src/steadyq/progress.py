@@ -41,7 +41,7 @@ class Terminal(Display):
     """Shows a progress bar with the numbers that matter."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self.progress: Progress | None = None
         self.last_shown = 0.0
         self.steps = 0
@@ -108,7 +108,8 @@ class Terminal(Display):
         self.console.print(
             f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
             f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
-            f"{result['random_episodes']})"
+            f"{result['random_episodes']})",
+            markup=True,
         )
         if text := other_means(result):
             self.console.print(f"            {text}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steadyq import envs
-from steadyq.agent import Agent, device_for, estimator_for, learner_for
+from steadyq.agent import Agent, computing, device_for, estimator_for, learner_for
 from steadyq.errors import UserError
 from steadyq.evaluate import different, greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, EpsilonGreedy
@@ -255,16 +255,12 @@ class Training:
 
     def computes(self) -> dict[str, str]:
         """Where and how the updates run."""
-        ensemble = self.learner.ensemble
-        precision = str(ensemble.dtype).removeprefix("torch.")
-        if precision == "float32" and torch.backends.cudnn.allow_tf32 and self.device.type == "cuda":
-            precision = "tf32"
-        return {"device": str(self.device), "form": ensemble.form, "precision": precision}
+        return computing(self.learner.ensemble, self.device)
 
     def agent(self) -> Agent:
         """The agent as it is now."""
         learner = self.learner
-        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec)
+        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count)
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""

@@ -7,7 +7,6 @@ import select
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +81,15 @@ class Browser:
                 result: dict[str, Any] = reply["result"]
                 return result
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False) -> float:
-        """Load a file at a size and wait until it is drawn; returns the seconds that took."""
+    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False) -> None:
+        """Load a file at a size and wait until it is drawn."""
         self.console, self.requests, self._seen = [], [], set()
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self("Emulation.setEmulatedMedia", media="", features=[scheme])
-        start = time.monotonic()
         self("Page.navigate", url=file.resolve().as_uri())
         while "Page.loadEventFired" not in self._seen:
             self._read()
-        return time.monotonic() - start
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""

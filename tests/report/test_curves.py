@@ -95,6 +95,14 @@ def test_values_are_averaged_held_and_never_invented() -> None:
     np.testing.assert_array_equal(on_grid(steps, values, grid), [np.nan, 2, 5, 5, 9, np.nan])
 
 
+def test_one_huge_value_is_not_carried_on() -> None:
+    steps = np.arange(1.0, 7)
+    found = on_grid(steps, np.array([1, 1e20, 5, 5, 5, 5]), steps)
+    np.testing.assert_array_equal(found, [1, 1e20, 5, 5, 5, 5])
+    found = on_grid(steps, np.array([1, np.inf, -np.inf, 5, 5, 5]), steps[1::2])
+    np.testing.assert_array_equal(found, [np.inf, -np.inf, 5])
+
+
 def test_share_of_nothing_is_a_gap(tmp_path: Path) -> None:
     rows = [
         {"step": 1, "same_action_rewarded": 0.0, "rewarded": 0.0},

@@ -44,7 +44,7 @@ def test_loads_quietly_and_draws_every_chart(
     page: str, width: int, browser: Browser, request: pytest.FixtureRequest
 ) -> None:
     file: Path = request.getfixturevalue(page)
-    seconds = browser.open(file, width=width, phone=width < 500)
+    browser.open(file, width=width, phone=width < 500)
     assert browser.console == []
     assert [address for address in browser.requests if not address.startswith("data:")] == [file.resolve().as_uri()]
     charts = browser.run(DRAWN)
@@ -57,7 +57,6 @@ def test_loads_quietly_and_draws_every_chart(
         assert re.search(r"\d", chart["label"]), chart
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert file.stat().st_size < 1_000_000
-    assert seconds < 2
 
 
 @pytest.mark.parametrize("page", ["single", "comparison"])

@@ -162,6 +162,16 @@ def test_every_study_has_its_figure_in_three_formats(name: str, tmp_path: Path) 
     assert all(word in svg for word in ("2 seeds of each variant", "protocol", "500 steps"))
 
 
+def test_a_spike_ratio_that_is_no_number_is_left_out_of_the_figure(tmp_path: Path) -> None:
+    study = find_study("spike-heatmap").changed(seeds=1, games=["MinAtar/Breakout"], settings={"steps": 500})
+    out = make_up(study, tmp_path / "s", lambda run: 3.0)
+    events = out / study.runs()[0].name / "events.jsonl"
+    spikes = {"event": "spikes", "step": 501, "layers": LAYERS, "ratios": [[None] * len(LAYERS)] * 2}
+    events.write_text(events.read_text() + json.dumps(spikes) + "\n")
+    _, files = write_sweep_report(out)
+    assert any(file.suffix == ".svg" for file in files)
+
+
 def test_the_command_prints_tables_and_names_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +183,10 @@ def test_the_command_prints_tables_and_names_the_files(
     assert "MinAtar: mean evaluation score by game" in said
     assert (out / "report" / "report.html").is_file()
     assert (out / "report" / "minatar.svg").is_file()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["report", str(out), "--video", "game.mp4"])
+    assert stop.value.code == 2
+    assert "--video: the report of a sweep shows none" in capsys.readouterr().err
 
 
 def test_a_sweep_without_runs_and_a_folder_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -240,8 +240,9 @@ def test_shares_are_planned_from_the_gpus_there_are(
     assert launcher(3, 0.25).parallel == 3
     assert (launcher(None, 0.0).parallel, launcher(None, 0.0).on_gpu) == (6, False)
     assert not launcher(None, None, {"compute.device": "cpu"}).on_gpu
-    with pytest.raises(UserError, match="needs --gpus-per-run above 0"):
-        launcher(None, 0.0, {"compute.device": "cuda"})
+    for settings in ({"compute.device": "cuda"}, {"compute.precision": "bf16"}, {"compute.form": "kernels"}):
+        with pytest.raises(UserError, match="need --gpus-per-run above 0"):
+            launcher(None, 0.0, settings)
 
 
 def test_a_cost_here_is_timed_where_the_runs_will_train(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from steadyq.bench.updates import (
 )
 from steadyq.cpu import settle
 from steadyq.errors import UserError
+from steadyq.nets.ensemble import Form
 from steadyq.nets.launch import compiles
 from steadyq.progress import plural
 from steadyq.runs import provenance, replace_text
@@ -59,8 +60,10 @@ class Bench:
 
     def wanted(self) -> tuple[str, ...]:
         """The sections to measure: those named, or all that this machine can show."""
-        gpu = torch.cuda.is_available()
-        return self.sections or tuple(name for name in SECTIONS if gpu or name not in ON_GPU)
+        possible = set(SECTIONS) if torch.cuda.is_available() else set(SECTIONS) - set(ON_GPU)
+        if not compiles(torch.device("cuda")):
+            possible.discard("layers")
+        return self.sections or tuple(name for name in SECTIONS if name in possible)
 
     def run(self) -> Row:
         """Measure everything that this machine can show."""
@@ -68,6 +71,10 @@ class Bench:
         if not gpu and any(name in ON_GPU for name in self.sections):
             rest = ", ".join(name for name in SECTIONS if name not in ON_GPU)
             raise UserError(f"the sections {', '.join(ON_GPU)} need a GPU, and PyTorch sees none here: use {rest}")
+        if gpu and "layers" in self.sections and not compiles(torch.device("cuda")):
+            raise UserError(
+                "the section layers times Triton's kernels, and there is no Triton here: pip install triton"
+            )
         self.results = provenance() | {"torch_threads": torch.get_num_threads()}
         for name in wanted:
             getattr(self, name)()
@@ -79,7 +86,7 @@ class Bench:
     def keep(self, news: str = "") -> None:
         """Write what has been measured so far, and say what is new."""
         if news:
-            self.console.print(news, markup=False)
+            self.console.print(news)
         if self.file is not None:
             replace_text(self.file, json.dumps(self.results, indent=2) + "\n")
 
@@ -120,14 +127,15 @@ class Bench:
     def growth(self) -> None:
         """Time against members and replay ratio, in the default form."""
         device = torch.device("cuda")
+        form: Form = "kernels" if compiles(device) else "stacked"
         found: dict[str, dict[int, float]] = {"members": {}, "ratio": {}}
         self.results["growth"] = found
         for members in (1, 2, 4, 8, 16):
-            row = timed_form(Case(members, 2), "kernels", "bf16", device)
+            row = timed_form(Case(members, 2), form, "bf16", device)
             found["members"][members] = row["update_ms"]
             self.keep(f"{plural(members, 'member')}: {row['update_ms']:.2f} ms")
         case = Case(4, 2)
-        update = update_of(case.learner("kernels", torch.bfloat16, device), case.ring(device))
+        update = update_of(case.learner(form, torch.bfloat16, device), case.ring(device))
         for ratio in (1, 2, 4, 8):
             found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
             self.keep(f"replay ratio {ratio}: {found['ratio'][ratio]:.2f} ms")
@@ -139,7 +147,7 @@ class Bench:
             try:
                 envs.spec(name, envs.protocol_for(name))
             except UserError as error:
-                self.console.print(f"{name}: {error}", markup=False)
+                self.console.print(f"{name}: {error}")
                 continue
             try:
                 rows.append(step_times(presets.steady(name, scale=scale), TRAINED_STEPS))
@@ -155,7 +163,7 @@ class Bench:
                 try:
                     found[f"{name} x {lanes}"] = _steps_per_second(name, lanes)
                 except UserError as error:
-                    self.console.print(f"{name}: {error}", markup=False)
+                    self.console.print(f"{name}: {error}")
                     break
                 self.keep(f"{name} x {lanes}: {found[f'{name} x {lanes}']:,.0f} steps/s")
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 Row = dict[str, Any]
 
@@ -25,7 +25,7 @@ class Sheet:
             longest = max((len(row[i]) for row in self.rows), default=0)
             table.add_column(name, justify="left" if i == 0 else "right", min_width=longest)
         for row in self.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(Text, row))
         return table
 
     def markdown(self) -> str:

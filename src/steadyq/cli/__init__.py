@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from steadyq.cli.machine import bench, doctor, presets
 from steadyq.cli.reading import compare, diagnose, report
@@ -57,10 +57,11 @@ def _dispatch(words: list[str]) -> int:
 def _help() -> None:
     from steadyq import __version__
 
-    OUT.print(f"[bold]steadyq {__version__}[/]  deep Q-learning that stays stable, and shows why an agent does not\n")
-    table = Table(box=None, show_header=False, padding=(0, 2))
+    said = "deep Q-learning that stays stable, and shows why an agent does not"
+    OUT.print(f"[bold]steadyq {__version__}[/]  {said}\n", markup=True)
+    table = Table(Column(style="bold"), box=None, show_header=False, padding=(0, 2))
     for name, command in COMMANDS.items():
-        table.add_row(f"[bold]{name}[/]", (command.__doc__ or "").splitlines()[0])
+        table.add_row(name, (command.__doc__ or "").splitlines()[0])
     OUT.print(table)
     OUT.print("\n`steadyq COMMAND --help` shows a command's options; `--debug` with any command shows tracebacks.")
 

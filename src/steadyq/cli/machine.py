@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.table import Table
+from rich.text import Text
 
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
@@ -66,7 +67,8 @@ def doctor(words: list[str]) -> int:
     table.add_row("gpu", facts["hardware"]["gpu"] or "none visible: training runs on the CPU")
     OUT.print(table)
     for backend, works, message in envs.available():
-        OUT.print(f"{'[green]works[/]  ' if works else '[red]missing[/]'}  {backend:<10} {message}")
+        word = ("works  ", "green") if works else ("missing", "red")
+        OUT.print(Text.assemble(word, f"  {backend:<10} {message}"))
     return 0
 
 

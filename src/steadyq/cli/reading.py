@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.table import Column, Table
+from rich.text import Text
 
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
@@ -37,6 +38,8 @@ def report(words: list[str]) -> int:
 
     options = parse(ReportOptions, words)
     if len(options.runs) == 1 and (options.runs[0] / "sweep.toml").is_file():
+        if options.video:
+            raise UserError(f"--video: the report of a sweep shows none; name one of the runs in {options.runs[0]}")
         return _report_sweep(options.runs[0], options.out)
     out = options.out or Path("report.html")
     write_report(options.runs, out, video=options.video)
@@ -97,13 +100,14 @@ def diagnose(words: list[str]) -> int:
         }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
         return 0
-    OUT.print(f"[bold]{run.recipe.env}[/]  {run.recipe.preset}, {len(run.diagnostics)} measurements to step {last:,}")
+    measured = f"{len(run.diagnostics)} measurements to step {last:,}"
+    OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
     if not enough:
-        OUT.print(f"[yellow]too few measurements to judge: rules need {options.thresholds.rows} in a row[/]")
+        OUT.print(f"too few measurements to judge: rules need {options.thresholds.rows} in a row", style="yellow")
     elif not found:
-        OUT.print("[green]nothing unstable was found[/]")
+        OUT.print("nothing unstable was found", style="green")
     for finding in found:
-        OUT.print(f"[red]{finding.name}[/]  {LEVELS[finding.mechanism]}", soft_wrap=True)
+        OUT.print(Text.assemble((finding.name, "red"), f"  {LEVELS[finding.mechanism]}"), soft_wrap=True)
         OUT.print(f"  {finding.what} {finding.when()}{finding.against()}", soft_wrap=True)
         OUT.print(f"  {finding.advice()}", soft_wrap=True)
     if probe:
@@ -121,7 +125,7 @@ def _why_none(run: "Run") -> str:
     if run.recipe.monitor.every == 0:
         return "train it with monitor.every above 0"
     if any(row.get("updates") for row in run.rows):
-        return "it learned, but has no diagnostics.jsonl (as runs of earlier versions)"
+        return "it learned, but has no diagnostics.jsonl"
     return f"it has made no update so far (replay.warmup {run.recipe.replay.warmup:,})"
 
 

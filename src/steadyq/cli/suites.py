@@ -1,6 +1,5 @@
 """Commands for many runs, and for the paper's own tables."""
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,11 +144,13 @@ def paper(words: list[str]) -> int:
     }
     options = parse(PaperOptions, words)
     if options.what in own:
+        if options.json:
+            raise UserError(f"--json: {options.what} is text; as JSON there are {', '.join(TABLES)}")
         OUT.print(own[options.what]())
     elif options.what in TABLES:
         table = TABLES[options.what]()
         if options.json:
-            print(json.dumps(table.json(), indent=2))
+            print(table.json())
         else:
             render(table, OUT)
     else:

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from steadyq.errors import UserError
 
-OUT = Console(highlight=False, soft_wrap=True)
+OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+"""Prints what it is given, brackets of paths and messages included; a line with colours asks for `markup`."""
 
 
 def check_file(option: str, path: Path | None) -> None:

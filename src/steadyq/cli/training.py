@@ -29,7 +29,7 @@ class TrainOptions:
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
     from steadyq import envs
-    from steadyq.agent import device_for, ensemble_for
+    from steadyq.agent import computing, device_for, ensemble_for
     from steadyq.drive import rewarded_share, seconds_per_update
     from steadyq.drive import train as run_training
     from steadyq.presets import recipe_for
@@ -67,7 +67,8 @@ def train(words: list[str]) -> int:
         spec = envs.spec(recipe.env, recipe.protocol)
         ensemble = ensemble_for(recipe, spec)
         size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
-        OUT.print(f"[bold]{recipe.env}[/]  preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}")
+        how = f"preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}"
+        OUT.print(f"[bold]{recipe.env}[/]  {how}", markup=True)
         for line in recipe.protocol.lines():
             OUT.print(f"  {line}")
         OUT.print(
@@ -76,9 +77,8 @@ def train(words: list[str]) -> int:
             f"ceiling {recipe.operator.ceiling}; estimator {recipe.estimator.kind}; "
             f"resets {recipe.regulation.intervention}"
         )
-        OUT.print(
-            f"computing on {device_for(recipe)}: form {ensemble.form}, {str(ensemble.dtype).removeprefix('torch.')}"
-        )
+        where = computing(ensemble, device_for(recipe))
+        OUT.print(f"computing on {where['device']}: form {where['form']}, {where['precision']}")
         updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
         updates *= recipe.replay.ratio
         each = seconds_per_update(recipe, spec)
@@ -92,7 +92,8 @@ def train(words: list[str]) -> int:
                 f"[yellow]note:[/] {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
                 f"action dictates {'every' if spec.num_actions == 2 else 'most'} bootstrap action"
                 f"{'s' * (spec.num_actions > 2)} and Q becomes the value of a restricted policy; "
-                f"compare with --operator.forbid auto"
+                f"compare with --operator.forbid auto",
+                markup=True,
             )
         OUT.print(f"writing to {path}\n")
     code = stoppable(lambda: run_training(recipe, run=path, display=display))
@@ -140,7 +141,6 @@ def evaluate(words: list[str]) -> int:
     protocol = recipe.protocol
     if options.sticky is not None:
         protocol = dataclasses.replace(protocol, sticky=options.sticky)
-    _, step = folder.weights()
     agent = load(options.run)
     with Terminal(OUT).evaluating(options.episodes) as progress:
         games = play_games(
@@ -156,14 +156,16 @@ def evaluate(words: list[str]) -> int:
     error = f"standard error {np.std(scores, ddof=1) / np.sqrt(len(scores)):.2f}, " if len(scores) > 1 else ""
     counted = {"episodes": len(scores), "different_games": different(games)}
     OUT.print(
-        f"{recipe.env} after {step:,} steps: mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
+        f"{recipe.env} after {agent.step:,} steps: "
+        f"mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
         f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
-        f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})"
+        f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})",
+        markup=True,
     )
     if options.json:
         record = {
             "env": recipe.env,
-            "step": step,
+            "step": agent.step,
             "seed": options.seed,
             "protocol": protocol.name,
             "sticky": protocol.sticky,

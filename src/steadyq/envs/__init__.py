@@ -64,13 +64,11 @@ def spec(env: str, protocol: Protocol) -> EnvSpec:
     return described
 
 
-def render(
-    env: str, protocol: Protocol, seed: int, actions: Sequence[int], training: bool = False
-) -> Iterator[NDArray[np.uint8]]:
+def render(env: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield RGB pictures [height, width, 3], both sides even, of the game of this seed (see `VectorEnv.game_seed`).
 
     One picture before the first action, then one after each. A game is its seed and its actions alone: training and
-    evaluation differ in what counts as an end, not in what happens, so `training` changes no picture.
+    evaluation differ in what counts as an end, not in what happens.
     """
     backend, game = _matching(env, protocol)
     yield from _adapter(backend).pictures(game, protocol, seed, actions)

@@ -1,5 +1,6 @@
 """Atari 2600 through ale-py's C++ environment, under the rules of Stable-Baselines3's wrapper."""
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,8 +73,9 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
 
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield the screen of a recorded game, 480 x 630 pixels, once per agent step."""
-    for frame in replay(_Emulator(game, protocol, rgb=True), seed, actions):
-        yield frame[0].repeat(3, axis=0).repeat(3, axis=1)
+    with contextlib.closing(_Emulator(game, protocol, rgb=True)) as emulator:
+        for frame in replay(emulator, seed, actions):
+            yield frame[0].repeat(3, axis=0).repeat(3, axis=1)
 
 
 class _Emulator:

@@ -81,8 +81,6 @@ def unpack(state: State, lanes: int) -> tuple[list[int], list[int], list[list[in
 class EpisodeVector:
     """A `VectorEnv` over one `Game` per lane."""
 
-    exact_restore = True
-
     def __init__(self, spec: EnvSpec, games: Sequence[Game], *, seed: int, training: bool, life_loss_terminal: bool):
         self.spec = spec
         self._games = list(games)

@@ -90,8 +90,6 @@ class ProcgenVector:
     is ever returned.
     """
 
-    exact_restore = True
-
     def __init__(self, name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int):
         self.spec = spec(name, game, protocol, lanes)
         drawn = np.random.SeedSequence(seed, spawn_key=(int(training),)).generate_state(1)[0]

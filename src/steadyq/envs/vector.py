@@ -65,8 +65,6 @@ class VectorEnv(typing.Protocol):
     """
 
     spec: EnvSpec
-    exact_restore: bool
-    """Whether `restore` continues bit for bit."""
 
     def reset(self) -> Array:
         """Begin the first games and return their first frames, [lane, *frame_shape]."""

@@ -161,7 +161,7 @@ def coupling(rows: Sequence[Row], at: int) -> float | None:
         return None
     if row["rewarded"] > 0.95 or without is None:
         without = row["same_action_chance"]
-    count = row["rewarded"] * row.get("transitions", 128)  # 128: the default, for rows from before the column
+    count = row["rewarded"] * row.get("transitions", 128)  # 128: the default, where a row does not say
     share = (after * count + 2) / (count + 4)
     return float(share - 2 * math.sqrt(share * (1 - share) / (count + 4)) - without)
 

@@ -66,7 +66,10 @@ class Ring:
         self.write(self._sent(self.packed(action, reward, step)))
 
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
-        """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once."""
+        """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once.
+
+        Final frames of truncated lanes are rare and of no fixed number: they are stored here.
+        """
         end = np.where(step.terminated, TERMINATED, TRUNCATED * step.truncated)
         here, (behind, ready) = self._slots(), self._ready(end)
         self.head_age += 1

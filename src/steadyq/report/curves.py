@@ -293,11 +293,12 @@ def on_grid(steps: Array, values: Array, grid: Array) -> Array:
     slack = (grid[1] - grid[0] if len(grid) > 1 else grid[0]) * 0.01  # a row one step late is that step's
     ends = np.searchsorted(steps, grid + slack, side="right")
     starts = np.concatenate([[0], ends[:-1]])
-    total = np.concatenate([[0.0], np.cumsum(values)])
     counts = ends - starts
     fresh = counts > 0
-    with np.errstate(invalid="ignore"):  # a run that diverged has infinities
-        result[fresh] = (total[ends[fresh]] - total[starts[fresh]]) / counts[fresh]
+    if fresh.any():
+        # A sum for each point: differences of one running sum would carry a huge value into all that follow.
+        with np.errstate(invalid="ignore", over="ignore"):  # a run that diverged has infinities
+            result[fresh] = np.add.reduceat(values[: ends[-1]], starts[fresh]) / counts[fresh]
     held = ~fresh & (ends > 0) & (grid <= steps[-1] + slack)
     result[held] = values[ends[held] - 1]
     return result

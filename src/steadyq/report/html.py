@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Finding, Thresholds, findings
 from steadyq.progress import clock, games_said
@@ -486,7 +488,7 @@ def _run(page: Page, run: Run, opened: bool) -> str:
             (
                 "evaluation",
                 f"mean {figure(result['mean_return'])} over {games_said(result)} (lowest "
-                f"{figure(scores[0])}, median {figure(scores[len(scores) // 2])}, highest {figure(scores[-1])}); "
+                f"{figure(scores[0])}, median {figure(float(np.median(scores)))}, highest {figure(scores[-1])}); "
                 f"random policy {figure(result['random_return'])} over {result['random_episodes']}",
             ),
             ("training time", clock(float(result["wall_seconds"]))),

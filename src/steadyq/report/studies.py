@@ -127,7 +127,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         raise UserError(f"{env}: no spike ratio has been measured yet")
     layers = next(iter(maps.values()))[1]
     across = 3 if len(maps) % 3 == 0 else min(len(maps), 4)
-    high = max(float(values.max()) for _, _, values in maps.values())
+    high = max(float(values[np.isfinite(values)].max(initial=1.01)) for _, _, values in maps.values())
 
     import matplotlib
 
@@ -135,7 +135,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         from matplotlib.colors import LogNorm
 
         figure, panels = _figure(-(-len(maps) // across), across + 1, panel=(3.2, 0.13 * len(layers) + 1.1))
-        norm = LogNorm(1.0, max(high, 1.01))
+        norm = LogNorm(1.0, high)
         for place, (label, (steps, _, values)) in enumerate(maps.items()):
             panel = panels[place // across][place % across]
             edges = np.concatenate([[max(0.0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0.0], steps])

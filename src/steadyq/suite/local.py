@@ -12,6 +12,7 @@ from typing import IO
 
 import torch
 
+from steadyq.agent import wants_gpu
 from steadyq.errors import UserError
 from steadyq.progress import plural
 from steadyq.recipe import within
@@ -110,8 +111,8 @@ def local_launcher(
     within("--gpus-per-run", share, 0, 1)
     if share and not gpus:
         raise UserError("--gpus-per-run: no GPU is visible to PyTorch here")
-    if not share and any(run.recipe.compute.device == "cuda" for run in study_runs):
-        raise UserError("compute.device cuda needs --gpus-per-run above 0")
+    if gpus and not share and any(wants_gpu(run.recipe) for run in study_runs):
+        raise UserError("compute.device cuda, precision tf32 or bf16, form kernels need --gpus-per-run above 0")
     if jobs is None:
         threads = max(max(1, run.recipe.compute.threads) for run in study_runs)
         jobs = max(1, len(os.sched_getaffinity(0)) // threads) if not share else slots(share) * gpus

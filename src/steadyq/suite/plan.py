@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from steadyq import envs
 from steadyq.agent import device_for, ensemble_for
@@ -121,7 +122,7 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     first = entries[0].run.recipe
     games, seeds = len({e.run.recipe.env for e in entries}), len({e.run.recipe.seed for e in entries})
     labels = list(dict.fromkeys(entry.run.label for entry in entries))
-    console.print(f"[bold]{study.title}[/]  {study.question}", soft_wrap=True)
+    console.print(Text.assemble((study.title, "bold"), f"  {study.question}"), soft_wrap=True)
     console.print(
         f"{plural(games, 'game')} x {plural(len(labels), 'variant')} x {plural(seeds, 'seed')} = "
         f"{plural(len(entries), 'run')} (preset {study.preset}, scale {first.scale}, "

@@ -47,7 +47,9 @@ class Table:
     def text(self, width: int = 120) -> str:
         """Return the table as plain text of at most `width` columns."""
         file = io.StringIO()
-        render(self, Console(file=file, width=width, color_system=None, legacy_windows=False))
+        render(
+            self, Console(file=file, width=width, color_system=None, legacy_windows=False, markup=False, emoji=False)
+        )
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
     def json(self) -> str:
