@@ -21,7 +21,7 @@ import steadyq as sq
 from steadyq.cpu import settle
 from steadyq.monitor.verdict import Alarms
 from steadyq.runs import provenance
-from steadyq.train import Training
+from steadyq.training import Training
 
 RUNS = (("CartPole-v1", "steady"), ("CartPole-v1", "dqn"), ("MinAtar/Breakout", "steady"))
 TURN, REPEAT = 50, 1000

@@ -247,6 +247,28 @@ def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch" in shown
 
 
+def test_help_does_not_wait_for_pytorch() -> None:
+    script = "\n".join([
+        "import sys",
+        "from steadyq.cli import COMMANDS, main",
+        "for words in ([], *([name] for name in COMMANDS)):",
+        "    try: main([*words, '--help'])",
+        "    except SystemExit: assert 'torch' not in sys.modules, words",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_public_names_are_there_when_asked_for() -> None:
+    import steadyq
+    import steadyq.training
+
+    assert callable(steadyq.train)
+    assert all(getattr(steadyq, name).__name__.split(".")[-1] == name for name in steadyq.__all__)
+    assert set(steadyq.__all__) <= set(dir(steadyq))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        steadyq.trian  # noqa: B018
+
+
 def test_what_is_not_ours_is_printed_as_it_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

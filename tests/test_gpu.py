@@ -25,7 +25,7 @@ from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
-from steadyq.train import Training
+from steadyq.training import Training
 from steadyq.value.capture import Captured, sent
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible to PyTorch")

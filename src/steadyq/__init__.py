@@ -7,14 +7,41 @@ agent = sq.load(run.path)
 action = agent.act(observation)
 """
 
-from steadyq import presets
-from steadyq.agent import Agent, load
-from steadyq.drive import train
-from steadyq.errors import UserError
-from steadyq.monitor.loop import StabilityMonitor
-from steadyq.recipe import Recipe
-from steadyq.runs import RunFolder
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steadyq import presets
+    from steadyq.agent import Agent, load
+    from steadyq.drive import train
+    from steadyq.errors import UserError
+    from steadyq.monitor.loop import StabilityMonitor
+    from steadyq.recipe import Recipe
+    from steadyq.runs import RunFolder
 
 __version__ = "0.1.0"
 
 __all__ = ["Agent", "Recipe", "RunFolder", "StabilityMonitor", "UserError", "load", "presets", "train"]
+
+_HOMES = {
+    "Agent": "steadyq.agent",
+    "Recipe": "steadyq.recipe",
+    "RunFolder": "steadyq.runs",
+    "StabilityMonitor": "steadyq.monitor.loop",
+    "UserError": "steadyq.errors",
+    "load": "steadyq.agent",
+    "train": "steadyq.drive",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: PyTorch takes seconds, and `steadyq --help` needs none of it."""
+    if name == "presets":
+        return importlib.import_module("steadyq.presets")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'steadyq' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

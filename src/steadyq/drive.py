@@ -23,7 +23,7 @@ from steadyq.progress import Display
 from steadyq.recipe import Recipe, flatten
 from steadyq.runs import RunFolder, Writer, default_path
 from steadyq.sinks import Sinks, wandb_module
-from steadyq.train import Diverged, Training, final_result
+from steadyq.training import Diverged, Training, final_result
 from steadyq.value.capture import Captured
 from steadyq.value.shapes import Batch, Draw
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 if TYPE_CHECKING:
-    from steadyq.train import Training
+    from steadyq.training import Training
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
 

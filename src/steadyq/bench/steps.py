@@ -9,7 +9,7 @@ from steadyq.bench.clock import milliseconds, settle
 from steadyq.bench.sheets import Row
 from steadyq.recipe import Recipe
 from steadyq.runs import RunFolder
-from steadyq.train import Training
+from steadyq.training import Training
 from steadyq.value.capture import Arriving
 
 

@@ -30,10 +30,11 @@ class PresetsOptions:
 
 def presets(words: list[str]) -> int:
     """List the presets, or print one: `steadyq presets steady --scale paper`."""
+    options = parse(PresetsOptions, words)
+
     from steadyq.presets import PRESETS, SCALES, recipe_for
     from steadyq.tables import hyperparameters
 
-    options = parse(PresetsOptions, words)
     if not options.name:
         table = Table("preset", "what it is", box=None, header_style="bold")
         for name, function in PRESETS.items():
@@ -51,14 +52,15 @@ def presets(words: list[str]) -> int:
 
 def doctor(words: list[str]) -> int:
     """Say what is installed, which environments work, and whether there is a GPU."""
-    from steadyq import envs
-    from steadyq.runs import provenance
-
     if words in (["-h"], ["--help"]):
         OUT.print("steadyq doctor: print versions, hardware, and which environments work here. It takes no options.")
         return 0
     if words:
         raise UserError(f"doctor takes no options, got {words[0]!r}")
+
+    from steadyq import envs
+    from steadyq.runs import provenance
+
     facts = provenance()
     table = Table(box=None, show_header=False)
     for name, version in facts["versions"].items():
@@ -95,9 +97,10 @@ class BenchOptions:
 
 def bench(words: list[str]) -> int:
     """Time updates, acting and environments on this machine: `steadyq bench --json times.json`."""
+    options = parse(BenchOptions, words)
+
     from steadyq.bench.run import Bench
 
-    options = parse(BenchOptions, words)
     if options.show is not None:
         if options.json or options.section or options.scales or not options.compile:
             raise UserError("--show prints a file and measures nothing: only --markdown goes with it")

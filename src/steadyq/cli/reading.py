@@ -34,9 +34,10 @@ class ReportOptions:
 
 def report(words: list[str]) -> int:
     """Write one page about one or more runs: `steadyq report RUN... --out report.html`."""
+    options = parse(ReportOptions, words)
+
     from steadyq.report.html import write_report
 
-    options = parse(ReportOptions, words)
     if len(options.runs) == 1 and (options.runs[0] / "sweep.toml").is_file():
         if options.video:
             raise UserError(f"--video: the report of a sweep shows none; name one of the runs in {options.runs[0]}")
@@ -76,10 +77,11 @@ class DiagnoseOptions:
 
 def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
+    options = parse(DiagnoseOptions, words)
+
     from steadyq.report.curves import read
     from steadyq.report.html import judgeable, verdict
 
-    options = parse(DiagnoseOptions, words)
     for name, value in dataclasses.asdict(options.thresholds).items():
         within(f"--thresholds.{name}".replace("_", "-"), value, 1 if name == "rows" else 0)
     run = read(options.run)
@@ -181,11 +183,12 @@ class CompareOptions:
 
 def compare(words: list[str]) -> int:
     """Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."""
+    options = parse(CompareOptions, words)
+
     import numpy as np
 
     from steadyq.report import curves, figures
 
-    options = parse(CompareOptions, words)
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     comparison = curves.compare(options.runs)

@@ -52,13 +52,14 @@ def sweep(words: list[str]) -> int:
     """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
     from steadyq.presets import recipe_for
     from steadyq.recipe import within
+
+    words, settings = split_settings(words, recipe_for("steady", "MinAtar/Breakout"))
+    options = parse(SweepOptions, words)
+
     from steadyq.suite.launch import launch, launcher_for
     from steadyq.suite.plan import describe, make_plan
     from steadyq.suite.suites import find_study
 
-    base = recipe_for("steady", "MinAtar/Breakout")
-    words, settings = split_settings(words, base)
-    options = parse(SweepOptions, words)
     within("--retries", options.retries, 0)
     if options.steps is not None:
         settings["steps"] = options.steps
@@ -106,9 +107,10 @@ class PpoOptions:
 
 def ppo(words: list[str]) -> int:
     """Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."""
+    options = parse(PpoOptions, words)
+
     from steadyq.suite.ppo import train_row
 
-    options = parse(PpoOptions, words)
     if not options.games:
         raise UserError("ppo needs games, for example `steadyq ppo CoinRun`, or `steadyq ppo procgen` for all 16")
     settings = {name: getattr(options, name) for name in ("steps", "episodes", "lanes", "rollout")}
@@ -130,6 +132,8 @@ class PaperOptions:
 
 def paper(words: list[str]) -> int:
     """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
+    options = parse(PaperOptions, words)
+
     from steadyq.presets import recipe_for
     from steadyq.suite.paper import TABLES
     from steadyq.suite.tables import render
@@ -142,7 +146,6 @@ def paper(words: list[str]) -> int:
             hyperparameters(recipe_for("steady", "Procgen/CoinRun", "paper")),
         ),
     }
-    options = parse(PaperOptions, words)
     if options.what in own:
         if options.json:
             raise UserError(f"--json: {options.what} is text; as JSON there are {', '.join(TABLES)}")

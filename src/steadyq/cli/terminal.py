@@ -29,7 +29,7 @@ def check_file(option: str, path: Path | None) -> None:
 def stoppable(work: Callable[[], Any]) -> int:
     """Run something that trains; a stop or a divergence is one line and its own exit code."""
     from steadyq.drive import Interrupted
-    from steadyq.train import Diverged
+    from steadyq.training import Diverged
 
     try:
         work()

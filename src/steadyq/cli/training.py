@@ -28,13 +28,7 @@ class TrainOptions:
 
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
-    from steadyq import envs
-    from steadyq.agent import computing, device_for, ensemble_for
-    from steadyq.drive import rewarded_share, seconds_per_update
-    from steadyq.drive import train as run_training
     from steadyq.presets import recipe_for
-    from steadyq.progress import Terminal, clock
-    from steadyq.runs import RunFolder, default_path
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("env", nargs="?")
@@ -58,6 +52,14 @@ def train(words: list[str]) -> int:
         raise
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
+
+    from steadyq import envs
+    from steadyq.agent import computing, device_for, ensemble_for
+    from steadyq.drive import rewarded_share, seconds_per_update
+    from steadyq.drive import train as run_training
+    from steadyq.progress import Terminal, clock
+    from steadyq.runs import RunFolder, default_path
+
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
     folder.check(recipe)
@@ -124,6 +126,8 @@ class EvaluateOptions:
 
 def evaluate(words: list[str]) -> int:
     """Play full games with a run's weights: `steadyq evaluate RUN`."""
+    options = parse(EvaluateOptions, words)
+
     import numpy as np
 
     from steadyq.agent import load
@@ -132,7 +136,6 @@ def evaluate(words: list[str]) -> int:
     from steadyq.recipe import within
     from steadyq.runs import RunFolder, provenance
 
-    options = parse(EvaluateOptions, words)
     within("--episodes", options.episodes, 1)
     within("--seed", options.seed, 0)
     check_file("--json", options.json)
@@ -197,10 +200,11 @@ class PlayOptions:
 
 def play(words: list[str]) -> int:
     """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    options = parse(PlayOptions, words)
+
     from steadyq.recipe import within
     from steadyq.video import record_game
 
-    options = parse(PlayOptions, words)
     within("--seed", options.seed, 0)
     within("--max-seconds", options.max_seconds, 0.1)
     score, steps = record_game(
@@ -222,11 +226,12 @@ class DemoOptions:
 
 def demo(words: list[str]) -> int:
     """Train on a small game, film it, write a page about it: what `make demo` runs."""
+    options = parse(DemoOptions, words)
+
     from steadyq.demo import run_demo
     from steadyq.recipe import within
     from steadyq.runs import RunFolder
 
-    options = parse(DemoOptions, words)
     if options.steps is not None:
         within("--steps", options.steps, 1)
     if RunFolder(options.out).begun:

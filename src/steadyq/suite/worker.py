@@ -14,7 +14,7 @@ from steadyq.drive import Interrupted, train
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 from steadyq.runs import Busy
-from steadyq.train import Diverged
+from steadyq.training import Diverged
 
 Ending = Literal["finished", "refused", "diverged", "busy", "stopped", "crashed"]
 

@@ -25,7 +25,7 @@ from steadyq.explore import EpsilonGreedy
 from steadyq.progress import Display
 from steadyq.recipe import Recipe
 from steadyq.runs import Checkpoint
-from steadyq.train import Diverged, Training
+from steadyq.training import Diverged, Training
 
 SMALL: dict[str, Any] = {
     "ensemble.members": 2,
