@@ -47,6 +47,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["trian"], "unknown command 'trian': did you mean 'train'?"),
         (["train"], "train needs an environment"),
+        (["train", ""], "train needs an environment"),
+        (["train", "CartPole-v1", "--replay.capacity", "10000000000000"], "takes 530,000.0 GB, "),
+        (["evaluate", ATARI[0], "--episodes", "abc"], "--episodes must be a whole number, got 'abc'"),
+        (["evaluate", ATARI[0], ATARI[0]], "one too many"),
+        (["evaluate", ATARI[0]], "has no checkpoint: it finished, but its weights are not here"),
+        (["play", ATARI[0], "--out", "a.mp4", "--best-of", "0"], "--best-of must be at least 1, got 0"),
+        (["report", ATARI[0], "--out", "."], "this is a folder"),
+        (["compare", ATARI[0], "--columns", "loss"], "name its file with --figure"),
+        (["presets", "--toml"], "--toml prints one preset: name it, steady"),
         (["train", "--steps", "10", "--preset", "dqn"], "train needs an environment"),
         (["train", "--steps", "10", "CartPol-v1"], "CartPole-v1"),
         (["demo", "--steps", "0"], "--steps must be at least 1, got 0"),
@@ -267,6 +276,27 @@ def test_public_names_are_there_when_asked_for() -> None:
     assert set(steadyq.__all__) <= set(dir(steadyq))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         steadyq.trian  # noqa: B018
+
+
+def test_weights_of_another_recipe_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, mixed := tmp_path / "mixed")
+    recipe = RunFolder(mixed).recipe
+    (mixed / "recipe.toml").write_text(recipe.override({"ensemble.members": 7}).to_toml())
+    assert run("evaluate", str(mixed)) == 2
+    assert "recipe and weights are not of one run: fc1.weight should have shape (7, " in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_written_costs_one_line(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", "page.html")
+
+    monkeypatch.setattr("steadyq.report.html.write_report", refuse)
+    assert run("report", str(trained), "--out", "page.html") == 2
+    assert capsys.readouterr().err == "steadyq: page.html: Permission denied\n"
 
 
 def test_what_is_not_ours_is_printed_as_it_is(

@@ -1,5 +1,6 @@
 """The run folder: refused before anything is written, locked, atomic, and truncated to what a checkpoint had seen."""
 
+import contextlib
 import errno
 import io
 import itertools
@@ -17,6 +18,7 @@ import torch
 from steadyq import RunFolder, UserError, presets, runs
 from steadyq.drive import train
 from steadyq.recipe import Recipe
+from steadyq.report.curves import read
 from steadyq.runs import Checkpoint, default_path
 
 RECIPE = presets.dqn("CartPole-v1")
@@ -87,8 +89,36 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
         _ = RunFolder(tmp_path / "breakout-sed0").recipe
     with pytest.raises(UserError, match=r"is not a run folder: it has no recipe.toml"):
         _ = RunFolder(tmp_path).recipe
-    with pytest.raises(UserError, match="has no checkpoint yet: train it first"):
+    with pytest.raises(UserError, match="has no checkpoint: train it first"):
         RunFolder(tmp_path / "breakout-seed0").weights()
+
+
+def test_a_log_that_lost_rows_stops_a_run_from_going_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with contextlib.closing(folder.begin(RECIPE)) as writer:
+        writer.metric({"step": 10, "loss": 1.0})
+        writer.save(Checkpoint({}, {}), 10)
+    log = folder.path / "metrics.jsonl"
+    log.write_text("")
+    with (
+        contextlib.closing(folder.begin(RECIPE)) as writer,
+        pytest.raises(UserError, match=r"metrics.jsonl is damaged: it has lost rows"),
+    ):
+        writer.load()
+    assert log.read_text() == ""
+
+
+def test_a_file_with_wrong_contents_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(RECIPE).close()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": "x"}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 1 has 'x' for loss, which is no number"):
+        folder.metrics()
+    (tmp_path / "metrics.jsonl").unlink()
+    for content, says in (({}, "mean_return is no number"), ({"mean_return": 1, "random_return": 1.0}, "no list")):
+        (tmp_path / "result.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"result.json is damaged: .*{says}"):
+            read(tmp_path)
 
 
 def test_a_damaged_log_is_said_to_be_and_a_half_last_line_is_not_one(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From a recipe to the thing that learns, and from a run to the thing that acts."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.ensemble import Form, best_form
 from steadyq.nets.launch import compiles
 from steadyq.recipe import Recipe
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
 from steadyq.runs import RunFolder
 from steadyq.value.estimators import Estimator, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
@@ -126,6 +129,32 @@ def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, devic
     return Learner(ensemble, estimator_for(recipe), operator_for(recipe), settings, generator, device)
 
 
+def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
+    """An empty replay buffer."""
+    section = recipe.replay
+    sampling = Sampling(section.alpha, section.beta, section.epsilon)
+    gamma, steps = recipe.optim.gamma, section.n_step
+    return Ring(spec, section.capacity, gamma=gamma, steps=steps, sampling=sampling, device=device)
+
+
+def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
+    """Raise if the replay buffer cannot fit into the device's memory."""
+    device, needed = device_for(recipe), ring_for(recipe, spec, torch.device("meta")).nbytes
+    have = memory(device)
+    if needed > have:
+        raise UserError(
+            f"replay.capacity {recipe.replay.capacity:,} takes {needed / 1e9:,.1f} GB, {device} has {have / 1e9:,.1f}: "
+            f"about {recipe.replay.capacity * have // needed:,} would fill it"
+        )
+
+
+def memory(device: torch.device) -> int:
+    """All bytes of the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class Agent:
     """An ensemble after `step` steps of training, which acts greedily on its mean value."""
 
@@ -174,4 +203,12 @@ def load(path: Path | str, device: str = "auto") -> Agent:
     params, step = folder.weights()
     where = device_for(recipe)
     params = {name: p.to(where) for name, p in params.items()}
-    return Agent(ensemble_for(recipe, spec), estimator_for(recipe), params, spec, step)
+    ensemble = ensemble_for(recipe, spec)
+    wanted, found = ensemble.shapes(), {name: tuple(p.shape) for name, p in params.items()}
+    if wanted != found:
+        name = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+        raise UserError(
+            f"{path}: recipe and weights are not of one run: {name} should have shape {wanted.get(name)}, and has "
+            f"{found.get(name)}"
+        )
+    return Agent(ensemble, estimator_for(recipe), params, spec, step)

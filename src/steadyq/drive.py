@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.agent import device_for, ensemble_for, learner_for
+from steadyq.agent import check_memory, device_for, ensemble_for, learner_for
 from steadyq.cpu import settle, threads_for
 from steadyq.envs import EnvSpec
 from steadyq.errors import UserError
@@ -60,7 +60,9 @@ def train(
     device_for(recipe)
     if recipe.record.wandb:
         wandb_module()
-    ensemble = ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+    spec = envs.spec(recipe.env, recipe.protocol)
+    check_memory(recipe, spec)
+    ensemble = ensemble_for(recipe, spec)
     settle(threads_for(ensemble, recipe.replay.batch, recipe.compute.threads))
     writer = folder.begin(recipe)
     try:

@@ -52,6 +52,12 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
         name = option.removeprefix("--").replace("-", "_")
         if not equals:
             value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
+        if hints.get(name) in (int, float, int | None, float | None) and value:
+            whole = hints[name] in (int, int | None)
+            try:
+                int(value) if whole else float(value)
+            except ValueError:
+                return f"{option} must be a {'whole ' * whole}number, got {value!r}"
         if option in switches and (equals or value.lower() in ("true", "false", "0", "1", "yes", "no", "on", "off")):
             return f"{option} takes no value, got {value!r}: write {option} or {_negated(option)}"
         if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
@@ -85,7 +91,8 @@ def _first_words(box: str) -> str:
         if not text or set(text) <= set("─╭╮╰╯"):
             break
         said.append(text)
-    return " ".join(said) or "wrong options: `--help` lists them"
+    text = " ".join(said) or "wrong options: `--help` lists them"
+    return text.replace("Unrecognized options:", "one too many, `--help` shows what is expected:")
 
 
 def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str, Any]]:

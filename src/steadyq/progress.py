@@ -136,7 +136,7 @@ def other_means(result: Mapping[str, Any]) -> str:
     if result["episodes"] > 10:
         parts.append(f"first 10 games: {result['first_10_mean_return']:.2f}")
     if result.get("training_return_10") is not None:
-        parts.append(f"last 10 training games: {result['training_return_10']:.2f}")
+        parts.append(f"last {min(10, result.get('games', 10))} training games: {result['training_return_10']:.2f}")
     return "   ".join(parts)
 
 

@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,6 +67,8 @@ class RunFolder:
                 f"{self.path} is a run of {meta.get('name')}: it has no recipe, and no agent of ours to load"
             )
         if not file.is_file():
+            if (self.path / "sweep.toml").is_file():
+                raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         try:
             return Recipe.from_toml(file.read_text())
@@ -96,11 +98,11 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
-        return list(_rows(self.path / "metrics.jsonl"))
+        return list(_rows(self.path / "metrics.jsonl", text=()))
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """Rows of diagnostics.jsonl."""
-        return list(_rows(self.path / "diagnostics.jsonl"))
+        return list(_rows(self.path / "diagnostics.jsonl", text=("spike_layer",)))
 
     def events(self) -> list[dict[str, Any]]:
         """Rows of events.jsonl."""
@@ -160,7 +162,8 @@ class RunFolder:
         """The newest online parameters and the step they belong to."""
         checkpoints = self.checkpoints()
         if not checkpoints:
-            raise UserError(f"{self.path} has no checkpoint yet: train it first")
+            why = "it finished, but its weights are not here" if self.result else "train it first"
+            raise UserError(f"{self.path} has no checkpoint: {why}")
         return _tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
 
 
@@ -244,7 +247,15 @@ class Writer:
         newest = checkpoints[-1]
         tensors = {file.stem: _tensors(file) for file in sorted(newest.glob("*.safetensors"))}
         plain = _table(newest / "state.json")
-        self._cut(dict.fromkeys(LOGS, 0) | plain["log_bytes"])
+        sizes = dict.fromkeys(LOGS, 0) | plain["log_bytes"]
+        for name, size in sizes.items():
+            file = self.path / f"{name}.jsonl"
+            if (file.stat().st_size if file.is_file() else 0) < size:
+                raise UserError(
+                    f"{file} is damaged: it has lost rows that {newest} had seen; bring back a copy, or train into "
+                    f"another --run folder"
+                )
+        self._cut(sizes)
         return Checkpoint(tensors, plain)
 
     def save(self, checkpoint: Checkpoint, step: int, into: str = "checkpoints") -> Path:
@@ -389,8 +400,12 @@ def _cpu_name() -> str:
         return platform.processor()
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of a log; with `text`, no column but these may hold any."""
+    try:
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -400,6 +415,9 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None
         if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
             raise UserError(f"{file} is damaged: line {number} is not a row with a step")
+        for name, value in row.items():
+            if isinstance(value, str) and text is not None and name not in text:
+                raise UserError(f"{file} is damaged: line {number} has {value!r} for {name}, which is no number")
         yield row
 
 

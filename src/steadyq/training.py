@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steadyq import envs
-from steadyq.agent import Agent, computing, device_for, estimator_for, learner_for
+from steadyq.agent import Agent, computing, device_for, estimator_for, learner_for, ring_for
 from steadyq.errors import UserError
 from steadyq.evaluate import different, greedy_policy, play_games, random_policy
 from steadyq.explore import Epsilon, EpsilonGreedy
@@ -19,8 +19,6 @@ from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
 from steadyq.progress import mean_of_last
 from steadyq.recipe import Recipe
-from steadyq.replay.priority import Sampling
-from steadyq.replay.ring import Ring
 from steadyq.runs import Checkpoint, Writer, provenance
 from steadyq.value.capture import Arriving, Captured, sent
 from steadyq.value.ceiling import Ceiling
@@ -48,15 +46,7 @@ class Training:
         self.generator = torch.Generator().manual_seed(recipe.seed)  # initial parameters and resets
         self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
         self.learner = learner_for(recipe, self.spec, self.generator, self.device)
-        replay = recipe.replay
-        self.ring = Ring(
-            self.spec,
-            replay.capacity,
-            gamma=recipe.optim.gamma,
-            steps=replay.n_step,
-            sampling=Sampling(replay.alpha, replay.beta, replay.epsilon),
-            device=self.device,
-        )
+        self.ring = ring_for(recipe, self.spec, self.device)
         self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
@@ -66,7 +56,7 @@ class Training:
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
         self.rewarded_share = 0.0
-        self.learning = Learning(self.learner, self.ring, replay.batch)
+        self.learning = Learning(self.learner, self.ring, recipe.replay.batch)
         self.sums = self.learning.sums
         self._act = Captured(self._act_on_device, self.device)
         self._store = Captured(self.ring.write, self.device)

@@ -11,6 +11,7 @@ from steadyq.agent import Agent, load
 from steadyq.envs import Protocol
 from steadyq.errors import UserError
 from steadyq.explore import FrameStack
+from steadyq.recipe import within
 from steadyq.runs import RunFolder
 
 FORMATS = (".mp4", ".gif")
@@ -25,8 +26,8 @@ def record_game(
         raise UserError(f"cannot write {out.name}: the video's name must end in {' or '.join(FORMATS)}")
     if not out.parent.is_dir():
         raise UserError(f"no folder {out.parent} to write {out.name} into")
-    if best_of < 1 or max_seconds <= 0:
-        raise UserError("best_of and max_seconds must be positive")
+    within("best_of", best_of, 1)
+    within("max_seconds", max_seconds, 0.1)
     recipe = RunFolder(run).recipe
     agent = load(run)
     games = [play_one(agent, recipe.env, recipe.protocol, seed + number) for number in range(best_of)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from steadyq import presets
 from steadyq.drive import train
 from steadyq.errors import UserError
 from steadyq.suite.scores import atari100k, procgen
@@ -130,7 +131,12 @@ def test_a_variant_may_be_another_preset() -> None:
         (mini(scale='"papr"'), "did you mean 'paper'?"),
         (mini() + "\n[variants.a]\nensemble.member = 2", "did you mean 'members'?"),
         (mini() + "\n[variants.a]\nseed = 2", "seed cannot be set"),
-        (mini() + "\n[variants.a]", "variant 'a' must be a table of options"),
+        (mini() + "\n[variants]\na = 1", "variant 'a' must be a table of options"),
+        (
+            mini() + "\n[variants.a]\nenv = 'CartPole-v1'",
+            "env cannot be set, a sweep has many (use games of the study)",
+        ),
+        (mini() + "\n[variants.a]\nensemble.members = 0", "study mine, variant 'a': ensemble.members must be"),
         (mini() + '\n[variants."a b"]\nsteps = 5\n[variants.a-b]\nsteps = 6', "same folder name"),
         (mini() + '\n[figure]\nkind = "spike"', "did you mean 'spikes'?"),
         (mini() + "\n[needs]\nnetwork.kind = 'resnet'", "mine needs network.kind resnet, MinAtar/Breakout has minatar"),
@@ -141,6 +147,13 @@ def test_a_wrong_study_is_one_clear_line(text: str, says: str) -> None:
         read_study(text, "mine").runs()
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_variant_without_changes_is_the_preset_itself() -> None:
+    study = read_study(mini() + "\n[variants.base]\n[variants.two]\nensemble.members = 2", "mine")
+    assert study.labels == ("base", "two")
+    assert study.recipe("base", "MinAtar/Breakout", 0) == presets.steady("MinAtar/Breakout", seed=0)
+    assert read_study(study.to_toml(), "mine") == study
 
 
 def test_an_unknown_suite_names_the_nearest(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        if debug:
+            raise
+        print(f"steadyq: {error.filename or error}: {error.strerror or 'cannot be used'}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         if debug:
             raise

@@ -36,6 +36,8 @@ def presets(words: list[str]) -> int:
     from steadyq.tables import hyperparameters
 
     if not options.name:
+        if options.toml:
+            raise UserError(f"--toml prints one preset: name it, {', '.join(PRESETS)}")
         table = Table("preset", "what it is", box=None, header_style="bold")
         for name, function in PRESETS.items():
             table.add_row(name, (function.__doc__ or "").splitlines()[0])

@@ -43,6 +43,7 @@ def report(words: list[str]) -> int:
             raise UserError(f"--video: the report of a sweep shows none; name one of the runs in {options.runs[0]}")
         return _report_sweep(options.runs[0], options.out)
     out = options.out or Path("report.html")
+    check_file("--out", out)
     write_report(options.runs, out, video=options.video)
     OUT.print(f"report: {out}")
     return 0
@@ -127,7 +128,7 @@ def _why_none(run: "Run") -> str:
     if run.recipe.monitor.every == 0:
         return "train it with monitor.every above 0"
     if any(row.get("updates") for row in run.rows):
-        return "it learned, but has no diagnostics.jsonl"
+        return "it learned, but has no diagnostics.jsonl, or an empty one"
     return f"it has made no update so far (replay.warmup {run.recipe.replay.warmup:,})"
 
 
@@ -173,8 +174,8 @@ class CompareOptions:
     """Run folders; runs that differ only in their seed are one variant."""
     figure: Path | None = None
     """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
-    columns: tuple[str, ...] = ("return_10", "q_taken")
-    """Columns of metrics.jsonl to draw, one panel each."""
+    columns: tuple[str, ...] = ()
+    """Columns of metrics.jsonl to draw, one panel each; by default return_10 and q_taken."""
     title: str = ""
     """Title of the figure."""
     markdown: bool = False
@@ -194,6 +195,8 @@ def compare(words: list[str]) -> int:
     comparison = curves.compare(options.runs)
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
+    if (options.columns or options.title) and not options.figure:
+        raise UserError("--columns and --title are those of a figure: name its file with --figure")
     if options.figure and len(games) > 1:
         raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
@@ -223,6 +226,6 @@ def compare(words: list[str]) -> int:
     OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
     if options.figure:
         variants = {comparison.labels[cell.variant]: [run.path for run in cell.runs] for cell in comparison.cells}
-        figures.compare(variants, options.columns, options.figure, title=options.title)
+        figures.compare(variants, options.columns or ("return_10", "q_taken"), options.figure, title=options.title)
         OUT.print(f"figure: {options.figure}")
     return 0

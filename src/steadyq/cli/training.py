@@ -43,7 +43,7 @@ def train(words: list[str]) -> int:
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
-    if given.env is None and not helping:
+    if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
     try:
         base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
@@ -54,7 +54,7 @@ def train(words: list[str]) -> int:
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
     from steadyq import envs
-    from steadyq.agent import computing, device_for, ensemble_for
+    from steadyq.agent import check_memory, computing, device_for, ensemble_for
     from steadyq.drive import rewarded_share, seconds_per_update
     from steadyq.drive import train as run_training
     from steadyq.progress import Terminal, clock
@@ -67,6 +67,7 @@ def train(words: list[str]) -> int:
 
     if folder.result is None:
         spec = envs.spec(recipe.env, recipe.protocol)
+        check_memory(recipe, spec)
         ensemble = ensemble_for(recipe, spec)
         size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
         how = f"preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}"
@@ -207,6 +208,8 @@ def play(words: list[str]) -> int:
 
     within("--seed", options.seed, 0)
     within("--max-seconds", options.max_seconds, 0.1)
+    within("--best-of", options.best_of, 1)
+    check_file("--out", options.out)
     score, steps = record_game(
         options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -103,6 +104,8 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
 
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield what the environment draws of a recorded game, cropped to even sides for video."""
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame looks for a screen, and says that there is none
     player = GymnasiumGame(game, protocol, render_mode="rgb_array")
     with contextlib.closing(player):
         try:

@@ -55,6 +55,14 @@ class Ensemble:
             params[f"{name}.weight"], params[f"{name}.bias"] = weight.to(device), bias.to(device)
         return params
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all parameters, members first."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, layer in self.network.layers.items():
+            found[f"{name}.weight"] = (self.members, *layer.weight_shape)
+            found[f"{name}.bias"] = (self.members, layer.outputs)
+        return found
+
     def initial_layer(self, layer: Layer, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw one layer's weight and bias for all members."""
         bound = 1 / math.sqrt(math.prod(layer.weight_shape[1:]))

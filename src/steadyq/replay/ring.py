@@ -201,6 +201,11 @@ class Ring:
         self.wrapped = bool(wrapped)
         self.opened.copy_(self._sent(self._slots()))
 
+    @property
+    def nbytes(self) -> int:
+        """The memory it takes; on the device `meta` it takes none, and says what it would."""
+        return sum(tensor.nbytes for _, tensor in self._slotted())
+
     def _slotted(self) -> list[tuple[str, Tensor]]:
         p = self.priorities
         return [

@@ -118,7 +118,18 @@ def read(path: Path | str) -> Run:
     folder = RunFolder(path)
     meta = folder.meta
     recipe = folder.recipe if meta is None else _stand_in(meta)
-    return Run(Path(path), recipe, folder.metrics(), folder.events(), folder.result, folder.diagnostics(), meta)
+    result = folder.result
+    if result is not None:
+        _check_result(result, folder.path / "result.json")
+    return Run(Path(path), recipe, folder.metrics(), folder.events(), result, folder.diagnostics(), meta)
+
+
+def _check_result(result: Mapping[str, Any], file: Path) -> None:
+    for name in ("mean_return", "random_return"):
+        if not isinstance(result.get(name), int | float):
+            raise UserError(f"{file} is damaged: {name} is no number")
+    if not isinstance(result.get("returns"), list) or not result["returns"]:
+        raise UserError(f"{file} is damaged: returns is no list of scores")
 
 
 def _stand_in(meta: Mapping[str, Any]) -> Recipe:

@@ -133,16 +133,13 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     costs = seconds_here([entry.run for entry in todo], on_gpu=on_gpu)
     for entry in todo:
         entry.cost = max(costs[entry.run.name], 1e-3)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("variant", no_wrap=True)
-    for name in ("runs", "finished", "steps each", "updates each", "updates to do", "ms/update here", "hours here"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[str, ...]] = []
     for label in labels:
         own = [entry for entry in entries if entry.run.label == label]
         left = [entry for entry in own if entry in todo]
         updates = sum(entry.run.updates for entry in left)
         seconds = sum(costs[entry.run.name] for entry in left)
-        table.add_row(
+        row = (
             label,
             f"{len(own)}",
             f"{len(own) - len(left)}",
@@ -152,7 +149,8 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
             f"{1e3 * seconds / updates:,.1f}" if updates else "-",
             f"{seconds / 3600:,.2f}",
         )
-    console.print(table)
+        rows.append(row)
+    console.print(_plan_table(rows))
     updates, seconds = sum(entry.run.updates for entry in todo), sum(costs.values())
     console.print(
         f"total: {plural(len(todo), 'run')} to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one "
@@ -162,6 +160,27 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     if gpu_hours:
         _describe_gpu(todo, console)
     console.print(f"folder: {plan.out}", soft_wrap=True)
+
+
+def _plan_table(rows: Sequence[tuple[str, ...]]) -> Table:
+    """In a narrow terminal names and headers are folded, figures are whole."""
+    names = (
+        "variant",
+        "runs",
+        "finished",
+        "steps each",
+        "updates each",
+        "updates to do",
+        "ms/update here",
+        "hours here",
+    )
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(names):
+        longest = max(len(row[i]) for row in rows) if i else 10
+        table.add_column(name, justify="right" if i else "left", overflow="fold", min_width=longest)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _describe_gpu(todo: Sequence[Entry], console: Console) -> None:

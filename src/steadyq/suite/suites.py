@@ -122,7 +122,11 @@ class Study:
         """Return the recipe of one run."""
         changes = {**self.settings, **self.variants.get(label, {}), "seed": seed}
         preset, scale = changes.pop("preset", self.preset), changes.pop("scale", self.scale)
-        recipe = recipe_for(preset, env, scale).override(changes)
+        try:
+            recipe = recipe_for(preset, env, scale).override(changes)
+        except UserError as error:
+            where = f"study {self.name}" + (f", variant {label!r}" if self.variants else "")
+            raise UserError(f"{where}: {error}") from None
         have = flatten(recipe.to_dict())
         for name, value in self.needs.items():
             if have.get(name) != value:
@@ -153,7 +157,7 @@ class Study:
         tables |= {f"variants.{json.dumps(label)}": changes for label, changes in self.variants.items()}
         lines = _toml_lines(top)
         for name, table in tables.items():
-            if table:
+            if table or name.startswith("variants."):
                 lines += ["", f"[{name}]", *_toml_lines(table)]
         return "\n".join(lines) + "\n"
 
@@ -208,8 +212,8 @@ def read_study(text: str, name: str) -> Study:
         raise UserError(f'study {name}: games must be a list such as ["MinAtar/Breakout"]')
     variants = _table(table, "variants", name)
     for label, changes in variants.items():
-        if not isinstance(changes, dict) or not changes:
-            raise UserError(f"study {name}: variant {label!r} must be a table of options")
+        if not isinstance(changes, dict):
+            raise UserError(f"study {name}: variant {label!r} must be a table of options, empty for the preset itself")
     figure = _table(table, "figure", name)
     for key in figure:
         if key not in ("kind", "columns"):
@@ -235,7 +239,8 @@ def read_study(text: str, name: str) -> Study:
     )
     for option in (*study.settings, *study.varied):
         if option in _RESERVED:
-            raise UserError(f"study {name}: {option} cannot be set, a sweep has many (use {option}s of the study)")
+            key = _RESERVED[option].removeprefix("--")
+            raise UserError(f"study {name}: {option} cannot be set, a sweep has many (use {key} of the study)")
     return study
 
 
