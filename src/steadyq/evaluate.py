@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -69,6 +70,20 @@ def play_games(
 def different(games: Sequence[Game]) -> int:
     """How many games are not another one over again, by score and length: a deterministic emulator repeats itself."""
     return len({(game.score, game.steps) for game in games})
+
+
+def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
+    """What a result says of its evaluation games, and of a random policy's beside them."""
+    returns = [game.score for game in games]
+    return {
+        "episodes": len(returns),
+        "different_games": different(games),
+        "returns": returns,
+        "mean_return": float(np.mean(returns)),
+        "first_10_mean_return": float(np.mean(returns[:10])),
+        "random_return": float(np.mean([game.score for game in baseline])),
+        "random_episodes": len(baseline),
+    }
 
 
 def greedy_policy(agent: Agent) -> Policy:

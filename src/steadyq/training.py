@@ -13,7 +13,7 @@ from torch import Tensor
 from steadyq import envs
 from steadyq.agent import Agent, computing, device_for, estimator_for, learner_for, ring_for
 from steadyq.errors import UserError
-from steadyq.evaluate import different, greedy_policy, play_games, random_policy
+from steadyq.evaluate import greedy_policy, play_games, random_policy, scored
 from steadyq.explore import Epsilon, EpsilonGreedy
 from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
@@ -345,7 +345,6 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         episodes=recipe.evaluation.random_episodes,
         seed=recipe.seed,
     )
-    returns = [game.score for game in games]
     return {
         "env": recipe.env,
         "preset": recipe.preset,
@@ -357,14 +356,8 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "updates": training.learner.updates,
         "games": training.games,
         "resets": training.resets,
-        "episodes": len(returns),
-        "different_games": different(games),
-        "returns": returns,
-        "mean_return": float(np.mean(returns)),
-        "first_10_mean_return": float(np.mean(returns[:10])),
+        **scored(games, baseline),
         "training_return_10": mean_of_last(10, training.recent),
-        "random_return": float(np.mean([game.score for game in baseline])),
-        "random_episodes": len(baseline),
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
         "evaluation_seconds": round(evaluation, 1),

@@ -28,7 +28,7 @@ from steadyq import envs
 from steadyq.cpu import settle
 from steadyq.drive import Interrupted, stop_requests
 from steadyq.errors import UserError
-from steadyq.evaluate import play_games, random_policy
+from steadyq.evaluate import play_games, random_policy, scored
 from steadyq.progress import clock, mean_of_last
 from steadyq.recipe import within
 from steadyq.runs import Busy, Checkpoint, RunFolder, Writer, provenance, replace_text
@@ -324,7 +324,6 @@ class _Training:
         played = play_games(policy, ppo.env, protocol, episodes=ppo.episodes, seed=ppo.seed)
         chance = random_policy(self.games.action_space.n, ppo.seed)
         baseline = play_games(chance, ppo.env, protocol, episodes=ppo.episodes, seed=ppo.seed)
-        returns = [game.score for game in played]
         return {
             "env": ppo.env,
             "preset": "ppo",
@@ -334,13 +333,8 @@ class _Training:
             "frames": self.step,
             "updates": self.updates,
             "games": self.played,
-            "episodes": len(returns),
-            "returns": returns,
-            "mean_return": float(np.mean(returns)),
-            "first_10_mean_return": float(np.mean(returns[:10])),
+            **scored(played, baseline),
             "training_return_10": mean_of_last(10, self.recent),
-            "random_return": float(np.mean([game.score for game in baseline])),
-            "random_episodes": len(baseline),
             "device": str(self.model.device),
             "wall_seconds": round(wall, 1),
             **provenance(),
