@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from steadyq import UserError, presets
-from steadyq.explore import Epsilon
+from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
 from steadyq.recipe import OperatorSection, Recipe, flatten
-from steadyq.tables import hyperparameter_rows
+from steadyq.run.explore import Epsilon
 
 BASE = presets.steady("CartPole-v1")
 ENVS = ("CartPole-v1", "MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steadyq import presets
     from steadyq.agent import Agent, load
-    from steadyq.drive import train
     from steadyq.errors import UserError
-    from steadyq.monitor.loop import StabilityMonitor
+    from steadyq.monitor.attach import StabilityMonitor
     from steadyq.recipe import Recipe
-    from steadyq.runs import RunFolder
+    from steadyq.run.folder import RunFolder
+    from steadyq.run.loop import train
 
 __version__ = "0.1.0"
 
@@ -26,11 +26,11 @@ __all__ = ["Agent", "Recipe", "RunFolder", "StabilityMonitor", "UserError", "loa
 _HOMES = {
     "Agent": "steadyq.agent",
     "Recipe": "steadyq.recipe",
-    "RunFolder": "steadyq.runs",
-    "StabilityMonitor": "steadyq.monitor.loop",
+    "RunFolder": "steadyq.run.folder",
+    "StabilityMonitor": "steadyq.monitor.attach",
     "UserError": "steadyq.errors",
     "load": "steadyq.agent",
-    "train": "steadyq.drive",
+    "train": "steadyq.run.loop",
 }
 
 

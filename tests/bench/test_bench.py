@@ -134,7 +134,7 @@ def test_a_row_of_diagnostics_stands_below_the_parts() -> None:
 
 def test_a_clock_is_read_after_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("steadyq.bench.clock.settle", lambda device: calls.append("waited"))
+    monkeypatch.setattr("steadyq.bench.clock.wait_for", lambda device: calls.append("waited"))
     assert milliseconds(lambda: calls.append("worked"), CPU, budget=0.01, warm=7) > 0
     assert calls.index("waited") == 7
 

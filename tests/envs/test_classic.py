@@ -10,7 +10,7 @@ from gymnasium import spaces
 from playing import play, same
 
 from steadyq import Agent, Recipe, envs, presets
-from steadyq.agent import ensemble_for, estimator_for
+from steadyq.build import ensemble_for, estimator_for
 from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
 from steadyq.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steadyq import RunFolder, presets
-from steadyq.drive import train
+from steadyq.run.loop import train
 
 DOC = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 

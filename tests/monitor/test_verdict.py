@@ -10,7 +10,8 @@ import pytest
 import steadyq as sq
 from steadyq import cli
 from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings, sustained
-from steadyq.progress import Display
+from steadyq.run.progress import Display
+from steadyq.run.writer import begin
 
 HEALTHY: dict[str, Any] = {
     "q_greedy": 22.0,
@@ -253,7 +254,7 @@ def test_diagnose_prints_and_writes_json(sick: tuple[Path, list[str]], capsys: p
 
 def test_diagnose_needs_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = sq.presets.dqn("CartPole-v1")
-    sq.RunFolder(tmp_path / "run").begin(recipe).close()
+    begin(sq.RunFolder(tmp_path / "run"), recipe).close()
     with pytest.raises(SystemExit) as stop:
         cli.main(["diagnose", str(tmp_path / "run")])
     assert stop.value.code == 2

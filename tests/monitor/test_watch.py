@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from steadyq import RunFolder, presets
-from steadyq.drive import train
 from steadyq.monitor import watch
 from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
 from steadyq.nets import MLP, Ensemble, MinAtarNet, ResNet
 from steadyq.recipe import Recipe
+from steadyq.run.loop import train
 from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from steadyq.nets import MLP, MinAtarNet, ResNet
 from steadyq.nets.encoders import Conv
+from steadyq.paper.settings import layer_rows
 from steadyq.presets import steady
-from steadyq.tables import layer_rows
 
 # Table 3 (l.835), every row as printed, with s = 4, |A| = 18 (Alien) and K = 51.
 S, A, K = 4, 18, 51

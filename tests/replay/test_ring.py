@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from steadyq.envs.vector import EnvSpec, Step
-from steadyq.explore import FrameStack
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
+from steadyq.run.explore import FrameStack
 
 GAMMA = 0.9
 
@@ -91,7 +91,7 @@ class World:
         life_lost = terminated & (self.rng.random(lanes) < 0.5)  # the game goes on: for the ring, an end like any other
         self.ring.add(action, reward, Step(frame, reward, terminated, truncated, ended & ~life_lost, final))
         self.stack.push(frame, ended)
-        seen = self.ring.observation(self.ring.opened)
+        seen = self.ring.observation(self.ring.open_slots)
         for lane in range(lanes):  # what the agent sees, in training and in evaluation, is what the lists say
             for own in (seen, self.stack.observation):
                 np.testing.assert_array_equal(own[lane].numpy(), self.stacked(self.shown[lane]))

@@ -11,7 +11,7 @@ from browser import Browser
 import steadyq as sq
 from steadyq.report.charts import CHARTS
 from steadyq.report.html import VIDEO_BYTES, write_report
-from steadyq.video import write_video
+from steadyq.run.video import write_video
 
 DRAWN = """[...document.querySelectorAll('figure.chart')].map(f => {
   const box = f.querySelector('.plot svg').getBoundingClientRect();

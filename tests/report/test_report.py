@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from steadyq import demo
+from steadyq.cli import demonstration as demo
 from steadyq.errors import UserError
 from steadyq.report.charts import _evaluation, figure
 from steadyq.report.curves import compare as group

@@ -14,9 +14,9 @@ from steadyq.errors import UserError
 from steadyq.report.curves import read
 from steadyq.report.studies import Points, positions, series, statement
 from steadyq.report.sweep import read_sweep, summaries, tables, write_sweep_report
-from steadyq.suite.scores import atari100k, procgen
-from steadyq.suite.suites import PlannedRun, Study, find_study
-from steadyq.suite.tables import Table
+from steadyq.scores.published import atari100k, procgen
+from steadyq.scores.tables import Table
+from steadyq.suite.study import PlannedRun, Study, find_study
 
 LAYERS = ["stem.0", "layer1.0", "head.1"]
 

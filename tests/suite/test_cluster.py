@@ -25,11 +25,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from steadyq.errors import UserError
-from steadyq.runs import RunFolder
+from steadyq.run.folder import RunFolder
 from steadyq.suite import cluster as cluster_module
 from steadyq.suite import launch
 from steadyq.suite.plan import make_plan
-from steadyq.suite.suites import Study, find_study, read_study
+from steadyq.suite.study import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
 try:

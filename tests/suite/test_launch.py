@@ -11,14 +11,15 @@ import torch
 from rich.console import Console
 
 from steadyq import cli
+from steadyq.cli.options import split_settings
 from steadyq.errors import UserError
-from steadyq.options import split_settings
 from steadyq.presets import steady
-from steadyq.runs import Busy, RunFolder
+from steadyq.run.folder import RunFolder
+from steadyq.run.writer import Busy, begin
 from steadyq.suite import cost, launch, local
 from steadyq.suite.local import LocalProcesses
 from steadyq.suite.plan import Entry, last_row, make_plan
-from steadyq.suite.suites import PlannedRun, Study, find_study, read_study, sweep_study
+from steadyq.suite.study import PlannedRun, Study, find_study, read_study, sweep_study
 from steadyq.suite.worker import Ending, train_once
 
 STUDY = """
@@ -67,7 +68,7 @@ class Scripted:
 
 def finish(entry: Entry) -> None:
     path = entry.folder.path
-    entry.folder.begin(entry.run.recipe).close()
+    begin(entry.folder, entry.run.recipe).close()
     (path / "result.json").write_text(json.dumps({"mean_return": 1.5, "steps": 400}))
 
 
@@ -125,7 +126,7 @@ def test_what_diverges_or_is_refused_is_not_tried_again(study: Study, tmp_path: 
 
 def test_a_run_that_diverged_before_is_skipped(study: Study, tmp_path: Path) -> None:
     plan = make_plan(study, tmp_path / "s")
-    RunFolder(tmp_path / "s" / NAMES[0]).begin(plan.entries[0].run.recipe).close()
+    begin(RunFolder(tmp_path / "s" / NAMES[0]), plan.entries[0].run.recipe).close()
     (tmp_path / "s" / NAMES[0] / "diverged").mkdir()
     (tmp_path / "s" / "sweep.toml").write_text(study.to_toml())
     code, started, _ = go(study, tmp_path / "s", {})
@@ -140,10 +141,10 @@ def test_a_locked_run_is_left_to_its_process_and_costs_no_retry(study: Study, tm
 
 def test_a_worker_says_busy_when_the_folder_is_locked(tmp_path: Path) -> None:
     recipe = steady("MinAtar/Breakout", steps=400)
-    writer = RunFolder(tmp_path / "run").begin(recipe)
+    writer = begin(RunFolder(tmp_path / "run"), recipe)
     try:
         with pytest.raises(Busy):
-            RunFolder(tmp_path / "run").begin(recipe)
+            begin(RunFolder(tmp_path / "run"), recipe)
         assert train_once(recipe, tmp_path / "run")[0] == "busy"
     finally:
         writer.close()

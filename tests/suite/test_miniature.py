@@ -16,10 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from steadyq.report.sweep import write_sweep_report
-from steadyq.runs import RunFolder
+from steadyq.run.folder import RunFolder
 from steadyq.suite import launch
 from steadyq.suite.plan import make_plan
-from steadyq.suite.suites import Study, find_study, read_study
+from steadyq.suite.study import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
 STUDY = """

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from steadyq.device.kernels.adam import BLOCK
 from steadyq.nets import MLP, Ensemble, ResNet
 from steadyq.nets.encoders import Network
 from steadyq.value import flat as module
 from steadyq.value.estimators import Quantile
 from steadyq.value.flat import Flat
-from steadyq.value.fused import BLOCK
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam

@@ -20,15 +20,15 @@ def milliseconds(function: Callable[[], Any], device: torch.device, *, budget: f
 
 
 def _seconds(function: Callable[[], Any], calls: int, device: torch.device) -> float:
-    settle(device)
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(calls):
         function()
-    settle(device)
+    wait_for(device)
     return (time.perf_counter() - start) / calls
 
 
-def settle(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize()

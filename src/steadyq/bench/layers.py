@@ -8,9 +8,9 @@ import torch
 
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.updates import BATCH, Case, Rates
-from steadyq.nets import launch
+from steadyq.device.capture import Captured
+from steadyq.device.kernels import launch
 from steadyq.nets.encoders import Conv
-from steadyq.value.capture import Captured
 
 LAUNCHES = 20
 

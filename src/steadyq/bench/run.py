@@ -29,12 +29,13 @@ from steadyq.bench.updates import (
     timed_form,
     update_of,
 )
-from steadyq.cpu import settle
+from steadyq.device.cpu import prepare_process
+from steadyq.device.kernels.triton import compiles
 from steadyq.errors import UserError
 from steadyq.nets.ensemble import Form
-from steadyq.nets.launch import compiles
-from steadyq.progress import plural
-from steadyq.runs import provenance, replace_text
+from steadyq.run.files import replace_text
+from steadyq.run.progress import plural
+from steadyq.run.provenance import provenance
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
@@ -171,7 +172,7 @@ class Bench:
         """The MinAtar network on one CPU thread, as training runs it, beside other libraries."""
         device, threads, rows = torch.device("cpu"), torch.get_num_threads(), list[Row]()
         found = self.results["cpu"] = {"updates": rows, "others_ms": {}, "threads": 1}
-        settle(1)
+        prepare_process(1)
         try:
             for members in (1, 4, 8, 16):
                 case = Case(members, capacity=1000)

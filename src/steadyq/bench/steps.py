@@ -4,34 +4,35 @@ import tempfile
 import time
 from pathlib import Path
 
-from steadyq import cpu
-from steadyq.bench.clock import milliseconds, settle
+from steadyq.bench.clock import milliseconds, wait_for
 from steadyq.bench.sheets import Row
+from steadyq.device import cpu
+from steadyq.device.capture import Readback
 from steadyq.recipe import Recipe
-from steadyq.runs import RunFolder
-from steadyq.training import Training
-from steadyq.value.capture import Arriving
+from steadyq.run.folder import RunFolder
+from steadyq.run.step import Training
+from steadyq.run.writer import begin
 
 
 def step_times(recipe: Recipe, steps: int) -> Row:
     """Mean time of `steps` steps of real training, once learning has begun: environment, storing, rows and all."""
     with tempfile.TemporaryDirectory() as folder:
-        writer = RunFolder(Path(folder) / "run").begin(recipe)
+        writer = begin(RunFolder(Path(folder) / "run"), recipe)
         training = Training(recipe, writer)
-        cpu.settle(cpu.threads_for(training.learner.ensemble, recipe.replay.batch, recipe.compute.threads))
+        cpu.prepare_process(cpu.threads_for(training.learner.ensemble, recipe.replay.batch, recipe.compute.threads))
         try:
             training.start()
-            begin = recipe.replay.warmup + 100
-            while training.step_count < begin:
+            first = recipe.replay.warmup + 100
+            while training.step_count < first:
                 training.step()
-            settle(training.device)
+            wait_for(training.device)
             start = time.perf_counter()
-            while training.step_count < begin + steps:
+            while training.step_count < first + steps:
                 training.step()
-            settle(training.device)
+            wait_for(training.device)
             step_ms = 1e3 * (time.perf_counter() - start) / steps
             learn_ms = milliseconds(lambda: training.learn(recipe.replay.ratio), training.device)
-            act_ms = milliseconds(lambda: Arriving(training.act_values()).numpy(), training.device, budget=0.3)
+            act_ms = milliseconds(lambda: Readback(training.act_values()).numpy(), training.device, budget=0.3)
         finally:
             training.env.close()
             writer.close()

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from steadyq.bench.clock import milliseconds
+from steadyq.device.capture import Captured
+from steadyq.device.kernels.loss import quantile_huber_reference
 from steadyq.envs.vector import EnvSpec
-from steadyq.learning import Learning
 from steadyq.monitor.watch import Watch
 from steadyq.nets import Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.encoders import Conv
@@ -22,9 +23,8 @@ from steadyq.nets.ensemble import Form
 from steadyq.recipe import MonitorSection
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
-from steadyq.value.capture import Captured
+from steadyq.run.update import Learning
 from steadyq.value.estimators import Quantile
-from steadyq.value.fused import quantile_huber_reference
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, take
 from steadyq.value.optim import Adam

@@ -9,9 +9,9 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
+from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
-from steadyq.options import parse
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def presets(words: list[str]) -> int:
     """List the presets, or print one: `steadyq presets steady --scale paper`."""
     options = parse(PresetsOptions, words)
 
+    from steadyq.paper.settings import hyperparameters
     from steadyq.presets import PRESETS, SCALES, recipe_for
-    from steadyq.tables import hyperparameters
 
     if not options.name:
         if options.toml:
@@ -61,7 +61,7 @@ def doctor(words: list[str]) -> int:
         raise UserError(f"doctor takes no options, got {words[0]!r}")
 
     from steadyq import envs
-    from steadyq.runs import provenance
+    from steadyq.run.provenance import provenance
 
     facts = provenance()
     table = Table(box=None, show_header=False)

@@ -10,10 +10,10 @@ import tyro
 from rich.table import Column, Table
 from rich.text import Text
 
+from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Thresholds
-from steadyq.options import parse
 from steadyq.recipe import within
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def report(words: list[str]) -> int:
 def _report_sweep(path: Path, out: Path | None) -> int:
     """Print a sweep's tables and write them with its figures and its page."""
     from steadyq.report.sweep import write_sweep_report
-    from steadyq.suite.tables import render
+    from steadyq.scores.tables import render
 
     tables, files = write_sweep_report(path, out)
     for table in tables:
@@ -138,9 +138,9 @@ def _probe(path: Path) -> dict[str, Any]:
 
     from steadyq import envs
     from steadyq.agent import load
-    from steadyq.explore import FrameStack
     from steadyq.monitor.diagnostics import plasticity_probe
-    from steadyq.runs import RunFolder
+    from steadyq.run.explore import FrameStack
+    from steadyq.run.folder import RunFolder
 
     steps, size = 100, 128
     recipe = RunFolder(path).recipe

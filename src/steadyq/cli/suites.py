@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Group
 
+from steadyq.cli.options import parse, split_settings
 from steadyq.cli.terminal import OUT, stoppable
 from steadyq.errors import UserError, nearest
-from steadyq.options import parse, split_settings
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def sweep(words: list[str]) -> int:
 
     from steadyq.suite.launch import launch, launcher_for
     from steadyq.suite.plan import describe, make_plan
-    from steadyq.suite.suites import find_study
+    from steadyq.suite.study import find_study
 
     within("--retries", options.retries, 0)
     if options.steps is not None:
@@ -109,7 +109,7 @@ def ppo(words: list[str]) -> int:
     """Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."""
     options = parse(PpoOptions, words)
 
-    from steadyq.suite.ppo import train_row
+    from steadyq.baselines.ppo import train_row
 
     if not options.games:
         raise UserError("ppo needs games, for example `steadyq ppo CoinRun`, or `steadyq ppo procgen` for all 16")
@@ -134,10 +134,10 @@ def paper(words: list[str]) -> int:
     """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
     options = parse(PaperOptions, words)
 
+    from steadyq.paper.settings import hyperparameters, layers
+    from steadyq.paper.tables import TABLES
     from steadyq.presets import recipe_for
-    from steadyq.suite.paper import TABLES
-    from steadyq.suite.tables import render
-    from steadyq.tables import hyperparameters, layers
+    from steadyq.scores.tables import render
 
     own: dict[str, Callable[[], Any]] = {
         "layers": lambda: layers(recipe_for("steady", "Atari/Alien", "paper")),

@@ -28,8 +28,8 @@ def check_file(option: str, path: Path | None) -> None:
 
 def stoppable(work: Callable[[], Any]) -> int:
     """Run something that trains; a stop or a divergence is one line and its own exit code."""
-    from steadyq.drive import Interrupted
-    from steadyq.training import Diverged
+    from steadyq.run.loop import Interrupted
+    from steadyq.run.step import Diverged
 
     try:
         work()

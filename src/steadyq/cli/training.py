@@ -11,9 +11,9 @@ from typing import Annotated
 
 import tyro
 
+from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file, stoppable
 from steadyq.errors import UserError
-from steadyq.options import parse
 from steadyq.recipe import Recipe
 
 
@@ -54,11 +54,11 @@ def train(words: list[str]) -> int:
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
     from steadyq import envs
-    from steadyq.agent import check_memory, computing, device_for, ensemble_for
-    from steadyq.drive import rewarded_share, seconds_per_update
-    from steadyq.drive import train as run_training
-    from steadyq.progress import Terminal, clock
-    from steadyq.runs import RunFolder, default_path
+    from steadyq.build import check_memory, computing, device_for, ensemble_for
+    from steadyq.run.folder import RunFolder, default_path
+    from steadyq.run.loop import rewarded_share, seconds_per_update
+    from steadyq.run.loop import train as run_training
+    from steadyq.run.progress import Terminal, clock
 
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
@@ -132,10 +132,11 @@ def evaluate(words: list[str]) -> int:
     import numpy as np
 
     from steadyq.agent import load
-    from steadyq.evaluate import different, greedy_policy, play_games
-    from steadyq.progress import Terminal, games_said
     from steadyq.recipe import within
-    from steadyq.runs import RunFolder, provenance
+    from steadyq.run.evaluate import different, greedy_policy, play_games
+    from steadyq.run.folder import RunFolder
+    from steadyq.run.progress import Terminal, games_said
+    from steadyq.run.provenance import provenance
 
     within("--episodes", options.episodes, 1)
     within("--seed", options.seed, 0)
@@ -204,7 +205,7 @@ def play(words: list[str]) -> int:
     options = parse(PlayOptions, words)
 
     from steadyq.recipe import within
-    from steadyq.video import record_game
+    from steadyq.run.video import record_game
 
     within("--seed", options.seed, 0)
     within("--max-seconds", options.max_seconds, 0.1)
@@ -231,9 +232,9 @@ def demo(words: list[str]) -> int:
     """Train on a small game, film it, write a page about it: what `make demo` runs."""
     options = parse(DemoOptions, words)
 
-    from steadyq.demo import run_demo
+    from steadyq.cli.demonstration import run_demo
     from steadyq.recipe import within
-    from steadyq.runs import RunFolder
+    from steadyq.run.folder import RunFolder
 
     if options.steps is not None:
         within("--steps", options.steps, 1)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadyq.nets import convolution
+from steadyq.device.kernels import convolution
+from steadyq.device.kernels.triton import compiles
 from steadyq.nets.encoders import Conv, Layer, Network, ResNet
-from steadyq.nets.launch import compiles
 from steadyq.value.shapes import Params
 
 Form = Literal["loop", "stacked", "kernels"]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.device.capture import to_device
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Priorities, Sampling
-from steadyq.value.capture import sent
 from steadyq.value.shapes import Batch
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
@@ -52,18 +52,18 @@ class Ring:
         self.transitions = 0  # sampleable transitions ever written
         self.wrapped = False  # whether a lane has gone round once
         self.device = torch.device(device)
-        self.opened = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
+        self.open_slots = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
         self._powers = gamma ** torch.arange(steps + 1, device=device, dtype=torch.float32)
 
     def begin(self, frame: np.ndarray) -> None:
         """Open the first slot of every lane with the first frames."""
         self.head_age[:] = 0
-        self._open(self._sent(self._slots()), self._sent(frame), self._sent(self.head_age))
-        self.opened.copy_(self._sent(self._slots()))
+        self._open(self._to_device(self._slots()), self._to_device(frame), self._to_device(self.head_age))
+        self.open_slots.copy_(self._to_device(self._slots()))
 
     def add(self, action: np.ndarray, reward: np.ndarray, step: Step) -> None:
         """Complete every lane's open slot with what the action led to, and open the next."""
-        self.write(self._sent(self.packed(action, reward, step)))
+        self.write(self._to_device(self.packed(action, reward, step)))
 
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
         """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once.
@@ -75,8 +75,8 @@ class Ring:
         self.head_age += 1
         cut = np.flatnonzero(end == TRUNCATED)
         if len(cut):
-            self.priorities.disable(self._sent(self._advance(cut)))
-            self._open(*map(self._sent, (self._slots()[cut], step.final_frame[cut], self.head_age[cut])))
+            self.priorities.disable(self._to_device(self._advance(cut)))
+            self._open(*map(self._to_device, (self._slots()[cut], step.final_frame[cut], self.head_age[cut])))
         self.head_age[end != RUNNING] = 0
         gone = self._advance(slice(None))
         opened, bits = self._slots(), reward.astype(np.float64).view(np.int64)
@@ -97,7 +97,7 @@ class Ring:
         self.priorities.enable(behind, ready > 0)
         self.priorities.disable(gone)
         self._open(opened, frame.view(lanes, *self.frame.shape[1:]), age)
-        return self.opened.copy_(opened)
+        return self.open_slots.copy_(opened)
 
     def sample(self, uniform: Tensor) -> Batch:
         """Draw one transition per entry of `uniform[batch]` in [0, 1)."""
@@ -172,8 +172,8 @@ class Ring:
         lane = index // self.length * self.length
         return lane + (index - lane + by) % self.length
 
-    def _sent(self, array: np.ndarray) -> Tensor:
-        return sent(array, self.device)
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return to_device(array, self.device)
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; slots never written are left out."""
@@ -199,7 +199,7 @@ class Ring:
             array[:] = state[name].numpy()
         self.transitions, wrapped = state["counters"].tolist()
         self.wrapped = bool(wrapped)
-        self.opened.copy_(self._sent(self._slots()))
+        self.open_slots.copy_(self._to_device(self._slots()))
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,7 @@ from steadyq.envs import Protocol
 from steadyq.errors import UserError
 from steadyq.presets import recipe_for, steady
 from steadyq.recipe import Recipe, flatten
-from steadyq.runs import RunFolder
+from steadyq.run.folder import RunFolder
 
 Array = NDArray[np.float64]
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Finding, Thresholds, findings
-from steadyq.progress import clock, games_said
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
 from steadyq.report.games import histograms
-from steadyq.suite.tables import Cell as TableCell
-from steadyq.suite.tables import Table
+from steadyq.run.progress import clock, games_said
+from steadyq.scores.tables import Cell as TableCell
+from steadyq.scores.tables import Table
 
 VIDEO_BYTES = 6_000_000
 """A larger video is linked, not embedded."""

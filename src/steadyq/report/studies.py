@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from steadyq.errors import UserError
-from steadyq.progress import plural
 from steadyq.report.charts import shown_name
 from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
 from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
+from steadyq.run.progress import plural
 
 AXES_HERE = {
     **AXES,

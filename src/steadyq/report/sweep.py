@@ -17,12 +17,13 @@ from steadyq.errors import UserError, nearest
 from steadyq.report import studies
 from steadyq.report.curves import Run, exceptions, plain, read
 from steadyq.report.html import StudyPart, write_report
-from steadyq.runs import RunFolder, replace_text
-from steadyq.suite import statistics
-from steadyq.suite.scores import Published, Scores, atari100k, procgen
-from steadyq.suite.statistics import Interval, Statistic
-from steadyq.suite.suites import STUDY_FILE, Study, run_name, sweep_study
-from steadyq.suite.tables import Cell, Table, Value
+from steadyq.run.files import replace_text
+from steadyq.run.folder import RunFolder
+from steadyq.scores import statistics
+from steadyq.scores.published import Published, Scores, atari100k, procgen
+from steadyq.scores.statistics import Interval, Statistic
+from steadyq.scores.tables import Cell, Table, Value
+from steadyq.suite.study import STUDY_FILE, Study, run_name, sweep_study
 
 Measure = Literal["mean_return", "training_return_10"]
 """What of a result counts as the score: the evaluation, or the paper's last 10 training games."""

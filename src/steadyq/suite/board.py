@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from steadyq.progress import clock, plural
+from steadyq.run.progress import clock, plural
 from steadyq.suite.plan import Entry, last_row
 
 SHOW_SECONDS, PLAIN_SECONDS = 1.0, 15.0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from steadyq.errors import UserError
-from steadyq.progress import plural
 from steadyq.recipe import Recipe, within
-from steadyq.runs import command_line
+from steadyq.run.progress import plural
+from steadyq.run.provenance import command_line
 from steadyq.suite.worker import Ending, train_once
 
 LOCK_SECONDS, LOCK_TRIES = 3.0, 40

@@ -8,12 +8,12 @@ from functools import cache
 import torch
 
 from steadyq import envs
-from steadyq.agent import ensemble_for, wants_gpu
-from steadyq.drive import seconds_per_update
+from steadyq.build import ensemble_for, wants_gpu
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
-from steadyq.suite.scores import package_rows
-from steadyq.suite.suites import PlannedRun
+from steadyq.run.loop import seconds_per_update
+from steadyq.scores.published import package_rows
+from steadyq.suite.study import PlannedRun
 
 HOURS_A_DAY = 24
 
@@ -70,7 +70,7 @@ def measured() -> tuple[Measured, ...]:
             row["form"],
             row["source"],
         )
-        for row in package_rows("measured", "updates")
+        for row in package_rows("steadyq.suite", "measured", "updates")
     )
 
 

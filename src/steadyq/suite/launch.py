@@ -13,15 +13,15 @@ from typing import Protocol
 
 from rich.console import Console
 
-from steadyq.agent import wants_gpu
-from steadyq.drive import stop_requests
+from steadyq.build import wants_gpu
 from steadyq.errors import UserError
-from steadyq.progress import plural
-from steadyq.runs import replace_text
+from steadyq.run.files import replace_text
+from steadyq.run.loop import stop_requests
+from steadyq.run.progress import plural
 from steadyq.suite.board import Board
 from steadyq.suite.local import local_launcher
 from steadyq.suite.plan import Entry, Plan
-from steadyq.suite.suites import STUDY_FILE
+from steadyq.suite.study import STUDY_FILE
 from steadyq.suite.worker import Ending
 
 POLL_SECONDS = 0.2
@@ -86,7 +86,7 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
         with stop_requests() as stop, board:
             while any(entry.state in ("waiting", "running", "elsewhere") for entry in plan.entries):
                 for entry, ending, words in launcher.poll():
-                    _settle(entry, ending, words, retries, board)
+                    _account(entry, ending, words, retries, board)
                 if stop.is_set():
                     break
                 _fill(plan.entries, launcher, board)
@@ -115,7 +115,7 @@ def _fill(entries: Sequence[Entry], launcher: Launcher, board: Board) -> None:
             launcher.start(entry)
 
 
-def _settle(entry: Entry, ending: Ending, words: str, retries: int, board: Board) -> None:
+def _account(entry: Entry, ending: Ending, words: str, retries: int, board: Board) -> None:
     """Decide what follows from how a run ended."""
     entry.message, entry.not_before = words, time.monotonic()
     if ending == "busy":
@@ -146,7 +146,7 @@ def _wind_down(launcher: Launcher, board: Board, retries: int) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while any(entry.state == "running" for entry in board.entries):
             for entry, _, words in launcher.poll():
-                _settle(entry, "stopped", words, retries, board)
+                _account(entry, "stopped", words, retries, board)
             board.show()
             time.sleep(POLL_SECONDS)
 

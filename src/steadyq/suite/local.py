@@ -12,13 +12,13 @@ from typing import IO
 
 import torch
 
-from steadyq.agent import wants_gpu
+from steadyq.build import wants_gpu
 from steadyq.errors import UserError
-from steadyq.progress import plural
 from steadyq.recipe import within
-from steadyq.runs import command_line
+from steadyq.run.progress import plural
+from steadyq.run.provenance import command_line
 from steadyq.suite.plan import Entry
-from steadyq.suite.suites import PlannedRun
+from steadyq.suite.study import PlannedRun
 from steadyq.suite.worker import EXIT, Ending
 
 

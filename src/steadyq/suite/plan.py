@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from steadyq import envs
-from steadyq.agent import device_for, ensemble_for
+from steadyq.build import device_for, ensemble_for
 from steadyq.errors import UserError
-from steadyq.progress import clock, plural
-from steadyq.runs import RunFolder
+from steadyq.run.folder import RunFolder
+from steadyq.run.progress import clock, plural
 from steadyq.suite.cost import HOURS_A_DAY, GpuTime, gpu_time, gpus, possible_here, seconds_here
-from steadyq.suite.suites import STUDY_FILE, PlannedRun, Study, sweep_study
+from steadyq.suite.study import STUDY_FILE, PlannedRun, Study, sweep_study
 
 TAIL_BYTES = 8192
 

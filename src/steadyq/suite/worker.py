@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from steadyq.drive import Interrupted, train
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.runs import Busy
-from steadyq.training import Diverged
+from steadyq.run.loop import Interrupted, train
+from steadyq.run.step import Diverged
+from steadyq.run.writer import Busy
 
 Ending = Literal["finished", "refused", "diverged", "busy", "stopped", "crashed"]
 

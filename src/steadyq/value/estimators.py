@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from steadyq.value.fused import quantile_huber
+from steadyq.device.kernels.loss import quantile_huber
 
 
 class Estimator(Protocol):

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from steadyq.value.fused import BLOCK, adam_
+from steadyq.device.kernels.adam import BLOCK, adam_
 from steadyq.value.optim import Adam, AdamState, clip_scale
 from steadyq.value.shapes import Params
 

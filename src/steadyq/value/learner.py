@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steadyq.device.streams import Beside
 from steadyq.nets.ensemble import Ensemble
-from steadyq.nets.streams import Beside
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take

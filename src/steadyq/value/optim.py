@@ -1,11 +1,11 @@
 """Adam over stacked members: every member clips, steps and counts for itself, in place at fixed addresses."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from steadyq.device.kernels.adam import risen
 from steadyq.value.shapes import Params
 
 
@@ -42,16 +42,6 @@ def clip_scale(norm: Tensor, clip: float) -> Tensor:
 def along(members: Tensor, like: Tensor) -> Tensor:
     """View a [member] tensor so that it broadcasts over `like[member, ...]`."""
     return members.view(-1, *[1] * (like.dim() - 1))
-
-
-def risen(beta: float, steps: Tensor) -> Tensor:
-    """How much of a gradient's size a moment shows after `steps`: 1 - beta^steps, exact also for beta close to 1."""
-    return -torch.expm1(steps * log(beta))
-
-
-def log(beta: float) -> float:
-    """Natural logarithm, of 0 as well."""
-    return math.log(beta) if beta else -math.inf
 
 
 @dataclass(frozen=True)

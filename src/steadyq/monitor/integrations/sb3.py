@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from steadyq.errors import UserError
-from steadyq.monitor.loop import StabilityMonitor
+from steadyq.monitor.attach import StabilityMonitor
 from steadyq.recipe import within
 
 try:

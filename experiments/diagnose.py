@@ -1,0 +1,361 @@
+"""Deliberately sick and ordinary healthy runs, and what `steadyq diagnose` says of each: writes docs/diagnose.md.
+
+python experiments/diagnose.py                          trains what is missing in results/diagnose, then writes the page
+python experiments/diagnose.py --only trap --seeds 1    trains one run and writes no page
+python experiments/diagnose.py --only --seeds 1         the same for every case
+"""
+
+import argparse
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import steadyq as sq
+from steadyq.monitor.verdict import RULES, Rule, Thresholds, number, sustained
+from steadyq.report.curves import Run, plain, read
+from steadyq.report.html import verdict
+
+SEEN, HELD_OUT = (0, 1, 2), (3, 4)
+SEEDS = (*SEEN, *HELD_OUT)
+"""Rules and thresholds were set while looking at the first seeds; the others were trained afterwards, only judged."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recipe, and what was said about it before its held-out seeds were trained."""
+
+    name: str
+    what: str
+    preset: str
+    env: str
+    steps: int
+    expected: tuple[str, ...] = ()
+    """Findings of which at least one must be named; none: no finding at all."""
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def agrees(self, found: set[str]) -> bool:
+        """Whether the verdict is the expected one; a sick run may have further findings."""
+        return bool(found & set(self.expected)) if self.expected else not found
+
+
+COMMON = {"evaluation.episodes": 20, "record.checkpoint_every": 100_000, "record.tensorboard": False}
+HELD = {"operator.kind": "controlled", "operator.forbid": "rewarded", "operator.ceiling": "running_max"}
+RUN_AHEAD = ("overestimation", "beyond the best return")
+
+CASES = (
+    Case("steady-cartpole", "steady", "steady", "CartPole-v1", 15_000),
+    Case("steady-breakout", "steady", "steady", "MinAtar/Breakout", 15_000),
+    Case("double-cartpole", "double_dqn", "double_dqn", "CartPole-v1", 15_000),
+    Case("qr-cartpole", "qr_dqn", "qr_dqn", "CartPole-v1", 15_000),
+    Case("dqn-breakout", "dqn", "dqn", "MinAtar/Breakout", 15_000),
+    Case("trap-held", "the trap's recipe with constraint and ceiling on", "dqn", "CartPole-v1", 12_000, (),
+         {"replay.ratio": 4, **HELD}),
+    Case("trap", "constraint and ceiling off, dense reward: dqn at the paper's replay ratio of 4", "dqn",
+         "CartPole-v1", 12_000, RUN_AHEAD, {"replay.ratio": 4}),
+    Case("trap-8", "the same at a replay ratio of 8", "dqn", "CartPole-v1", 7_000, RUN_AHEAD, {"replay.ratio": 8}),
+    Case("trap-long", "the same for as long as the healthy runs", "dqn", "CartPole-v1", 15_000, RUN_AHEAD,
+         {"replay.ratio": 8}),
+    Case("rate", "dqn, learning rate 50 times the preset's", "dqn", "CartPole-v1", 10_000, ("violent updates",),
+         {"optim.rate": 0.05}),
+    Case("rate-10", "dqn, learning rate 10 times the preset's", "dqn", "CartPole-v1", 8_000,
+         ("violent updates", "weight spikes"), {"optim.rate": 0.01}),
+    Case("ratio", "dqn, replay ratio 16, no resets", "dqn", "CartPole-v1", 6_000, ("growing weights",),
+         {"replay.ratio": 16}),
+    Case("no-target", "dqn, no target network", "dqn", "CartPole-v1", 10_000, ("no target network",),
+         {"optim.tau": 1.0}),
+    Case("ceiling", "the same, held by the ceiling alone", "dqn", "CartPole-v1", 8_000, ("ceiling reached",),
+         {"optim.tau": 1.0, "operator.ceiling": "running_max"}),
+    Case("asterix", "dqn, sparse reward", "dqn", "MinAtar/Asterix", 12_000, RUN_AHEAD),
+)  # fmt: skip
+
+TRIED = (
+    Case("tried-trap", "steady at replay ratio 1, constraint and ceiling off", "steady", "CartPole-v1", 15_000,
+         RUN_AHEAD, {"operator.forbid": "none", "operator.ceiling": "none"}),
+    Case("tried-ratio", "dqn at replay ratio 16 with constraint and ceiling on", "dqn", "CartPole-v1", 4_000,
+         ("growing weights",), {"replay.ratio": 16, **HELD}),
+)  # fmt: skip
+"""Declared sick, trained on seed 0, and found to be well."""
+
+LOGS = ("recipe.toml", "metrics.jsonl", "diagnostics.jsonl", "events.jsonl", "result.json")
+
+
+def folder(runs: Path, case: Case, seed: int) -> Path:
+    """Where a run is kept."""
+    return runs / f"{case.name}-seed{seed}"
+
+
+def train(case: Case, seed: int, runs: Path) -> None:
+    """Train a case unless its folder is finished; keep the logs, not the weights."""
+    run = folder(runs, case, seed)
+    if (run / "result.json").exists():
+        return
+    os.environ["STEADYQ_COMMAND"] = f"python experiments/diagnose.py --only {case.name} --seeds {seed}"
+    recipe = sq.presets.PRESETS[case.preset](case.env, steps=case.steps, seed=seed, **COMMON, **case.changes)
+    sq.train(recipe, run=run)
+    for path in run.iterdir():
+        if path.name not in LOGS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+HEAD = """# What `steadyq diagnose` says of sick and healthy runs
+
+Written by `python experiments/diagnose.py`, which trains what is missing in `results/diagnose` (minutes a run on one
+CPU thread) and judges every run by the rules of `src/steadyq/monitor/verdict.py` at their default thresholds. A sick
+run counts as named if at least one of the findings declared for it is given; a healthy one as left alone if none is.
+Healthy means stable, not good: `double_dqn` and `qr_dqn` are merely slow here.
+
+**Seen and held out.** Thresholds were set on seed 0, and the sick recipes chosen on it. Seeds 1 and 2, held out at
+first, then showed two false alarms on twelve healthy runs (`heavy tails` on `double-cartpole`, `coupling` on
+`dqn-breakout`; the page at commit af7d3a3 has that table), and Atari runs a third (`undecided policy`). So those three
+rules were changed: coupling got an error bar, and is no finding where the constraint keeps the bootstrap from
+following it; tails and flips count only where errors and noise are large beside the values. Seeds 0 to 2 are
+therefore *seen*. Seeds 3 and 4 of every case were trained after that, once. One change came after they had been
+judged, because of an Atari run in fp32: tails and flips say nothing before values are learned; it can only silence,
+and changes no count below. `trap-long` was declared, with all rules as they are, when `trap-8` turned out mild on
+seed 3; all of its five seeds were trained afterwards. Two seeds, three small environments,
+small networks: take the counts for what they are.
+
+![The verdict in a report](verdict.png)
+
+*`steadyq report results/diagnose/{rate,ratio,trap-held}-seed1 --out report.html`*
+"""
+
+NOTES = """## What the table says
+
+**The trap** (constraint and ceiling off, dense reward). `trap` and `trap-held` differ in those two switches alone.
+Every step of CartPole is rewarded and no return can exceed 100. Without the switches values climb to the best return
+and past it, the faster the more updates a step; with them they stay near a quarter of it (`trap-held` at 4,
+`tried-ratio` at 16). TRAP
+Sick values need not mean a bad score at the end: several of these runs still play 500.
+
+What is named is the result, values without support, not the loop itself. The same-action share, the paper's own
+statistic, cannot show it here: good play alternates on CartPole, so the share stays at chance while the loop turns and
+falls below chance when the policy is good; both are healthy readings elsewhere. It has named no run of this study.
+
+**A learning rate that is too high is named by the first update.** Adam's first step has size rate x sqrt(parameters),
+whatever the data, and `violent updates` reads it in the first row, which every run measures at its first update; a row
+later updates are small beside weights that have grown. FIRST
+
+**Declared sick on seed 0 and found well**, kept for the record:
+"""
+
+TRIED_TEXT = """
+Stopped early on seed 0 and not kept: `steady` at replay ratio 4 without constraint, ceiling and exchange (values a
+sixth above returns at 6,000 steps), `dqn` on SpaceInvaders at replay ratio 4 (values 3.3 times the best return at
+6,000), `dqn` on Breakout at 20 times the learning rate (spike ratio 9.4 at 3,000). Finished and not kept: `dqn` at
+replay ratio 8 with the ceiling alone (0.66 and 0.84 of targets at the ceiling in two rows, then the ceiling rose, and
+`ceiling reached`, which needs three, stayed silent), and shorter first runs of `trap`, `trap-held` and `rate-10`.
+
+`overestimation` is at 2 because a healthy `dqn` on Breakout reached 1.3 in passing; `beyond the best return` is at 1
+by its meaning; `growing weights` had been raised from 1 to 2 after a replay-ratio-4 run that played well passed 1.
+Asterix was chosen because earlier runs in `results/minatar` had shown values far above returns. `rate-10` was declared
+as `weight spikes` alone until seeds 3 and 4 were trained; violent updates, which name it on every seed, are as right.
+"""
+
+LEVELS_TEXT = """## Where the thresholds come from
+
+For every rule, the worst level its figure kept for three measurements in a row (for violent updates: in one), which is
+what the threshold is held against: the range over the seen seeds first, then over the held-out ones. Bold is beyond
+the threshold. Thresholds lie between the healthy and the sick, nearer to the sick: a false alarm costs trust. Every one
+is an option, `steadyq diagnose RUN --thresholds.spike 5`, and a field of `Thresholds`.
+"""
+
+
+def main() -> None:
+    """Train what is missing and write the page."""
+    parser = argparse.ArgumentParser(description="Train sick and healthy runs; write what diagnose says of them.")
+    parser.add_argument("--runs", type=Path, default=Path("results/diagnose"))
+    parser.add_argument("--out", type=Path, default=Path("docs/diagnose.md"))
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--only", nargs="*", help="train these cases (or all) and write no page")
+    options = parser.parse_args()
+    for seed in options.seeds:
+        for case in CASES:
+            if not options.only or case.name in options.only:
+                train(case, seed, options.runs)
+    if options.only is None:
+        options.out.write_text(page(options.runs))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case with its runs by seed and the findings of each."""
+
+    case: Case
+    runs: dict[int, Run]
+
+    def names(self, seed: int) -> list[str]:
+        """What is named, earliest first."""
+        return [finding.name for finding in verdict(self.runs[seed])]
+
+    def right(self, seed: int) -> bool:
+        """Whether the verdict is the expected one."""
+        return self.case.agrees(set(self.names(seed)))
+
+    def levels(self, rule: Rule, seeds: tuple[int, ...]) -> list[float]:
+        """What a rule's figure kept up, in the runs where it is defined."""
+        kept = (sustained(rule, self.runs[seed].diagnostics, Thresholds().rows) for seed in seeds)
+        return [level for level in kept if level is not None]
+
+
+def load(runs: Path) -> list[Judged]:
+    """Every case with all its runs."""
+    return [Judged(case, {seed: read(folder(runs, case, seed)) for seed in SEEDS}) for case in CASES]
+
+
+def page(runs: Path) -> str:
+    """The whole document."""
+    judged = load(runs)
+    parts = (
+        HEAD,
+        summary(judged),
+        verdicts(judged),
+        notes(judged),
+        tried(runs),
+        TRIED_TEXT,
+        never(judged),
+        LEVELS_TEXT,
+        levels(judged),
+        cost(judged),
+    )
+    return "\n".join(parts)
+
+
+def summary(judged: list[Judged]) -> str:
+    """How many verdicts were the expected ones, apart for the seeds that rules and thresholds were set on."""
+
+    def count(seeds: tuple[int, ...], keep: Callable[[Case], bool]) -> str:
+        right = [each.right(seed) for each in judged if keep(each.case) for seed in seeds]
+        return f"{sum(right)} of {len(right)}"
+
+    lines = ["| | seeds 0 to 2, seen | seeds 3 and 4, held out |", "|---|---|---|"]
+    for words, keep in (
+        ("sick runs named", lambda case: bool(case.expected)),
+        ("healthy runs left alone", lambda case: not case.expected),
+    ):
+        lines.append(f"| {words} | {count(SEEN, keep)} | {count(HELD_OUT, keep)} |")
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(judged: list[Judged]) -> str:
+    """Expected and given, one row per case."""
+    heads = ["run", "environment, steps", "expected", *(f"seed {s}" for s in SEEN)]
+    heads += [f"seed {s} (held out)" for s in HELD_OUT]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for each in judged:
+        case = each.case
+        said = [
+            f"{'yes' if each.right(seed) else '**no**'}: {', '.join(each.names(seed)) or 'nothing'}" for seed in SEEDS
+        ]
+        expected = " or ".join(case.expected) or "nothing"
+        lines.append(
+            f"| `{case.name}`: {case.what} | {case.env}, {case.steps:,} | {expected} | " + " | ".join(said) + " |"
+        )
+    lines += ["", "What they scored, 20 games without exploration, and how far values went:", ""]
+    lines += [
+        "| run | return, by seed | greedy value over the best return, last row, by seed |",
+        "|---|---|---|",
+    ]
+    for each in judged:
+        scores = ", ".join(f"{run.result['mean_return']:.4g}" for run in each.runs.values() if run.result)
+        last = [run.diagnostics[-1] for run in each.runs.values()]
+        shares = ", ".join(number(row["q_greedy"] / row["return_best"]) for row in last)
+        lines.append(f"| `{each.case.name}` | {scores} | {shares} |")
+    return "\n".join(lines) + "\n"
+
+
+def notes(judged: list[Judged]) -> str:
+    """The text on the table, with the traps counted."""
+    counts = [
+        f"`{each.case.name}` on {sum(each.right(seed) for seed in SEEDS)}"
+        for each in judged
+        if each.case.name in ("trap", "trap-8", "trap-long", "ratio")
+    ]
+    later = [
+        f"{sum(case.agrees(_later(each.runs[seed])) for seed in SEEDS)} of five `{case.name}` runs"
+        for each in judged
+        if (case := each.case).name in ("rate", "rate-10")
+    ]
+    marks = [
+        (each.case.name, ", ".join(sorted(set.union(*(_later(each.runs[seed]) for seed in SEEDS)))))
+        for each in judged
+        if each.case.name in ("rate", "rate-10")
+    ]
+    said = "; ".join(f"`{name}`: {found}" for name, found in marks)
+    first = f"Without that row the\ndeclared findings name {' and '.join(later)}; all that is found is\n{said}.\n"
+    text = NOTES.replace("TRAP\n", f"Of the five seeds the verdict names\n{', '.join(counts)}.\n")
+    return text.replace("FIRST\n", first)
+
+
+def _later(run: Run) -> set[str]:
+    """What is named without the first row."""
+    return {finding.name for finding in verdict(dataclasses.replace(run, diagnostics=run.diagnostics[1:]))}
+
+
+def tried(runs: Path) -> str:
+    """What was said of the runs that turned out well."""
+    lines = ["| run | steps | declared | verdict | return |", "|---|---|---|---|---|"]
+    for case in TRIED:
+        run = read(folder(runs, case, 0))
+        said = ", ".join(finding.name for finding in verdict(run)) or "nothing"
+        score = f"{run.result['mean_return']:.4g}" if run.result else "-"
+        expected = " or ".join(case.expected)
+        lines.append(f"| `{case.name}`: {case.what} | {case.steps:,} | {expected} | {said} | {score} |")
+    return "\n".join(lines)
+
+
+def never(judged: list[Judged]) -> str:
+    """The rules that no run of the study ever raised."""
+    raised = {name for each in judged for seed in SEEDS for name in each.names(seed)}
+    silent = [rule.name for rule in RULES if rule.name not in raised]
+    return (
+        f"**Rules that no run here raised:** {', '.join(silent) or 'none'}. The threshold lies beyond what\n"
+        "healthy runs showed; that the rule finds its sickness is shown on made-up rows only\n"
+        "(`tests/monitor/test_verdict.py`).\n"
+    )
+
+
+def levels(judged: list[Judged]) -> str:
+    """The level each rule saw in each case: the range over the seen seeds, and over the held-out ones."""
+    lines = ["| rule | threshold | " + " | ".join(f"`{each.case.name}`" for each in judged) + " |"]
+    lines.append("|---|---|" + "---|" * len(judged))
+    for rule in RULES:
+        limit = getattr(Thresholds(), rule.threshold)
+
+        def shown(values: list[float], rule: Rule = rule, limit: float = limit) -> str:
+            marked = [
+                f"**{number(value)}**" if (value < limit if rule.below else value > limit) else number(value)
+                for value in sorted({min(values), max(values)})
+            ]
+            return " to ".join(marked)
+
+        cells = []
+        for each in judged:
+            first, rest = each.levels(rule, SEEN), each.levels(rule, HELD_OUT)
+            cells.append(f"{shown(first) if first else '-'}<br>{shown(rest) if rest else '-'}")
+        sign = "below" if rule.below else "above"
+        lines.append(f"| {rule.name} | {sign} {plain(limit)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cost(judged: list[Judged]) -> str:
+    """Measuring time over training time, from the rows' own clocks."""
+    shares = [
+        100 * sum(row["seconds"] for row in run.diagnostics) / run.rows[-1]["seconds"]
+        for each in judged
+        for run in each.runs.values()
+    ]
+    return (
+        "## Cost\n\nBy the rows' own clocks measuring took "
+        f"{median(shares):.2f}% of training time at the default cadence (median of these {len(shares)}\n"
+        f"runs, at most {max(shares):.2f}%). [metrics.md](metrics.md#cost) has the same run timed with it on and off.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other libraries' algorithms, in our run folders."""

@@ -1,0 +1,1 @@
+"""Triton kernels and the plain texts they equal."""

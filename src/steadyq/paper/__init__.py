@@ -1,0 +1,1 @@
+"""The paper: its tables, checked and recomputed."""

@@ -1,0 +1,1 @@
+"""One run: act, store, learn, regulate, record; in a folder that survives being killed."""

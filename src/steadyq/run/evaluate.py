@@ -1,0 +1,98 @@
+"""Full games with stored weights: the numbers a run reports."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from steadyq import envs
+from steadyq.agent import Agent
+from steadyq.device.capture import Captured
+from steadyq.envs import Protocol
+from steadyq.run.explore import FrameStack
+
+LANES = 16
+
+Policy = Callable[[Tensor], np.ndarray]
+"""Actions [lane] for observations [lane, ...]."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """One full game: its raw return, its agent steps, and the share of them that was rewarded."""
+
+    score: float
+    steps: int
+    rewarded: float
+
+
+def play_games(
+    policy: Policy,
+    env: str,
+    protocol: Protocol,
+    *,
+    episodes: int,
+    seed: int,
+    device: str = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> list[Game]:
+    """Play `episodes` full games in parallel lanes, in a fixed order of games.
+
+    Each lane plays a fixed share of the games to the end: taking whichever games finish first would favour short ones.
+    """
+    lanes = min(episodes, LANES)
+    vector = envs.make(env, protocol, seed=seed, training=False, lanes=lanes)
+    quota = [len(range(lane, episodes, lanes)) for lane in range(lanes)]
+    played: list[list[Game]] = [[] for _ in range(lanes)]
+    score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    stack = FrameStack(vector.spec, device)
+    try:
+        observation = stack.push(vector.reset())
+        while any(len(games) < share for games, share in zip(played, quota, strict=True)):
+            step = vector.step(policy(observation))
+            score += step.reward
+            steps += 1
+            rewarded += step.reward > 0
+            for lane in np.flatnonzero(step.game_over):
+                if len(played[lane]) < quota[lane]:
+                    played[lane].append(Game(float(score[lane]), int(steps[lane]), float(rewarded[lane] / steps[lane])))
+                    if progress:
+                        progress(sum(map(len, played)))
+                score[lane], steps[lane], rewarded[lane] = 0.0, 0, 0
+            observation = stack.push(step.frame, step.terminated | step.truncated)
+    finally:
+        vector.close()
+    return [played[game % lanes][game // lanes] for game in range(episodes)]
+
+
+def different(games: Sequence[Game]) -> int:
+    """How many games are not another one over again, by score and length: a deterministic emulator repeats itself."""
+    return len({(game.score, game.steps) for game in games})
+
+
+def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
+    """What a result says of its evaluation games, and of a random policy's beside them."""
+    returns = [game.score for game in games]
+    return {
+        "episodes": len(returns),
+        "different_games": different(games),
+        "returns": returns,
+        "mean_return": float(np.mean(returns)),
+        "first_10_mean_return": float(np.mean(returns[:10])),
+        "random_return": float(np.mean([game.score for game in baseline])),
+        "random_episodes": len(baseline),
+    }
+
+
+def greedy_policy(agent: Agent) -> Policy:
+    """Act by the ensemble's mean value, without exploration; always on as many lanes as the first time."""
+    values = Captured(agent.q, agent.device)
+    return lambda observation: values(observation).argmax(-1).cpu().numpy()
+
+
+def random_policy(actions: int, seed: int) -> Policy:
+    """Act uniformly at random."""
+    rng = np.random.default_rng(seed)
+    return lambda observation: rng.integers(actions, size=observation.shape[0])

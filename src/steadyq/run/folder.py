@@ -1,0 +1,197 @@
+"""The run folder: what a run is, what it measured, and where it can continue.
+
+    recipe.toml       the resolved recipe, protocol included; meta.json where another learner trains
+    metrics.jsonl     one row per `record.every` steps (docs/metrics.md)
+    diagnostics.jsonl one row per `monitor.every` steps (docs/metrics.md)
+    events.jsonl      finished games, resets, starts and resumes
+    checkpoints/N/    complete state at step N: written beside, synced, then renamed, so it is whole or absent
+    result.json       the evaluation, once the run has finished
+    tensorboard/      the same metrics for TensorBoard
+
+The JSONL files are the truth. A checkpoint remembers how long they were; continuing cuts off what was written after it.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from steadyq.errors import UserError, nearest
+from steadyq.recipe import Recipe, flatten
+from steadyq.run.files import UNFINISHED
+
+LOGS = ("metrics", "events", "diagnostics")
+
+
+def default_path(recipe: Recipe) -> Path:
+    """Return runs/<env>-<preset>-<scale>-seed<n>, so that the same command finds the same run."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", recipe.env)
+    return Path("runs") / f"{name}-{recipe.preset}-{recipe.scale}-seed{recipe.seed}"
+
+
+class RunFolder:
+    """A run on disk, read-only until `begin`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe the run was started with."""
+        file = self.path / "recipe.toml"
+        if not self.path.exists():
+            raise UserError(f"no run at {self.path}{_near(self.path)}")
+        if (meta := self.meta) is not None:
+            raise UserError(
+                f"{self.path} is a run of {meta.get('name')}: it has no recipe, and no agent of ours to load"
+            )
+        if not file.is_file():
+            if (self.path / "sweep.toml").is_file():
+                raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
+            raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
+        try:
+            return Recipe.from_toml(file.read_text())
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is damaged: it is not text in UTF-8") from None
+
+    @property
+    def meta(self) -> dict[str, Any] | None:
+        """What a run that is not one of our own learners' says of itself, in place of a recipe."""
+        file = self.path / "meta.json"
+        if (self.path / "recipe.toml").is_file() or not file.is_file():
+            return None
+        return read_table(file)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has begun here."""
+        return any((self.path / name).is_file() for name in ("recipe.toml", "meta.json"))
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The evaluation at the end, if the run has finished."""
+        file = self.path / "result.json"
+        return read_table(file) if file.is_file() else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl."""
+        return list(_rows(self.path / "metrics.jsonl", text=()))
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Rows of diagnostics.jsonl."""
+        return list(_rows(self.path / "diagnostics.jsonl", text=("spike_layer",)))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Rows of events.jsonl."""
+        return list(_rows(self.path / "events.jsonl"))
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
+        self._check("recipe.toml", lambda: recipe.differences(self.recipe))
+
+    def check_meta(self, meta: Mapping[str, Any]) -> None:
+        """Raise if this folder cannot take a run that says this of itself."""
+        self._check("meta.json", lambda: _differences(meta, self.meta or {}))
+
+    def _check(self, identity: str, differences: Callable[[], list[str]]) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file: --run needs a folder")
+        if (self.path / identity).exists():
+            if different := differences():
+                more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+                raise UserError(
+                    f"{self.path} belongs to another recipe ({different[0]}{more}): choose another --run folder"
+                )
+        elif self.path.is_dir() and any(
+            entry.name != "lock" and entry.suffix != UNFINISHED for entry in self.path.iterdir()
+        ):
+            raise UserError(f"{self.path} is not empty and not a run folder: choose another --run folder")
+        parent = self.path
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise UserError(f"cannot write to {parent}: choose another --run folder")
+
+    def make(self) -> None:
+        """Make the folder if it is not there."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {self.path} ({error.strerror}): choose another --run folder") from None
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        folder = self.path / "checkpoints"
+        return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+
+    def weights(self) -> tuple[dict[str, Tensor], int]:
+        """The newest online parameters and the step they belong to."""
+        checkpoints = self.checkpoints()
+        if not checkpoints:
+            why = "it finished, but its weights are not here" if self.result else "train it first"
+            raise UserError(f"{self.path} has no checkpoint: {why}")
+        return read_tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+
+
+def read_table(file: Path) -> dict[str, Any]:
+    """A table of names and values from JSON."""
+    try:
+        found = json.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"{file} is damaged: it is not JSON") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is damaged: it is no table of names and values")
+    return found
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Named tensors from a safetensors file."""
+    try:
+        return load_file(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}): bring back a copy, or train into another --run folder") from None
+
+
+def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of a log; with `text`, no column but these may hold any."""
+    try:
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                return  # the half line of a killed run
+            raise UserError(f"{file} is damaged: line {number} is not JSON") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
+            raise UserError(f"{file} is damaged: line {number} is not a row with a step")
+        for name, value in row.items():
+            if isinstance(value, str) and text is not None and name not in text:
+                raise UserError(f"{file} is damaged: line {number} has {value!r} for {name}, which is no number")
+        yield row
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    one, other = flatten(mine), flatten(theirs)
+    return [
+        f"{key}: {one.get(key)!r} != {other.get(key)!r}" for key in {**one, **other} if one.get(key) != other.get(key)
+    ]
+
+
+def _near(path: Path) -> str:
+    siblings = [p.parent.name for p in path.parent.glob("*/recipe.toml")] if path.parent.is_dir() else []
+    return f": {nearest(path.name, siblings)}" if siblings else ""

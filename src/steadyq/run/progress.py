@@ -1,0 +1,167 @@
+"""What a person sees while a run trains: one live line in a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+if TYPE_CHECKING:
+    from steadyq.run.step import Training
+
+LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
+
+
+class Display:
+    """Told about everything a person may want to see; this one shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+
+    @contextmanager
+    def live(self, steps: int) -> Iterator[None]:
+        """Show progress within the block."""
+        yield
+
+    def step(self, training: "Training", row: dict[str, Any] | None) -> None:
+        """Take note of one step; `row` is the metrics row if one was due."""
+
+    @contextmanager
+    def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
+        """Show progress of the evaluation; the block calls back with games played."""
+        yield lambda played: None
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """Show the result."""
+
+
+class Terminal(Display):
+    """Shows a progress bar with the numbers that matter."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.progress: Progress | None = None
+        self.last_shown = 0.0
+        self.steps = 0
+        self.rate_mark = (0.0, 0, 0)  # time, step and update of the last shown line
+        self.rates = (0.0, 0.0)
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        self.console.print(text)
+
+    @contextmanager
+    def live(self, steps: int) -> Iterator[None]:
+        """Show the bar in a terminal; elsewhere print a line every few seconds."""
+        self.steps, self.rate_mark = steps, (0.0, 0, 0)
+        if not self.console.is_terminal:
+            yield
+            return
+        columns = (BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
+        with Progress(*columns, console=self.console, transient=False) as self.progress:
+            self.progress.add_task("starting", total=steps)
+            yield
+        self.progress = None
+
+    def step(self, training: "Training", row: dict[str, Any] | None) -> None:
+        """Refresh the line at most a few times a second."""
+        now = time.monotonic()
+        pause = LIVE_SECONDS if self.progress else PLAIN_SECONDS
+        last = training.step_count >= self.steps
+        if now - self.last_shown < pause and not last:
+            return
+        self.last_shown = now
+        then, step, update = self.rate_mark
+        if training.learner.updates and not update:
+            self.rates = (0.0, 0.0)  # steps of the warm-up say nothing about those that learn
+        elif then and now > then:
+            measured = ((training.step_count - step) / (now - then), (training.learner.updates - update) / (now - then))
+            smooth = 0.2 if self.rates[0] else 1.0
+            (old_steps, old_updates), (new_steps, new_updates) = self.rates, measured
+            self.rates = (
+                old_steps + smooth * (new_steps - old_steps),
+                old_updates + smooth * (new_updates - old_updates),
+            )
+        self.rate_mark = (now, training.step_count, training.learner.updates)
+        line = describe(training, self.steps, self.rates)
+        if self.progress:
+            self.progress.update(self.progress.task_ids[0], completed=training.step_count, description=line)
+        else:
+            self.console.print(f"{100 * training.step_count / self.steps:3.0f}%  {line}")
+
+    @contextmanager
+    def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
+        """Show games played."""
+        if not self.console.is_terminal:
+            self.console.print(f"evaluating: {plural(games, 'full game')}")
+            yield lambda played: None
+            return
+        columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} evaluation games"))
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task("", total=games)
+            yield lambda played: progress.update(task, completed=played)
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """Print the evaluation beside the random policy."""
+        self.console.print(
+            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
+            f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
+            f"{result['random_episodes']})",
+            markup=True,
+        )
+        if text := other_means(result):
+            self.console.print(f"            {text}")
+
+
+def games_said(result: Mapping[str, Any]) -> str:
+    """How many games a mean rests on, and how few different ones where that is what it really rests on."""
+    games = result["episodes"]
+    few = result.get("different_games", games)
+    if few == 1 < games:
+        return f"{games} full games, all of the same score and length"
+    return plural(games, "full game") + (f", only {few} of them different" if few <= games / 10 else "")
+
+
+def mean_of_last(games: int, scores: Iterable[float]) -> float | None:
+    """Mean score of the last finished games, if there are any."""
+    last = list(scores)[-games:]
+    return sum(last) / len(last) if last else None
+
+
+def other_means(result: Mapping[str, Any]) -> str:
+    """The figures that others report in place of a mean over all evaluation games."""
+    parts = []
+    if result["episodes"] > 10:
+        parts.append(f"first 10 games: {result['first_10_mean_return']:.2f}")
+    if result.get("training_return_10") is not None:
+        parts.append(f"last {min(10, result.get('games', 10))} training games: {result['training_return_10']:.2f}")
+    return "   ".join(parts)
+
+
+def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:
+    """One line: where the run is, how it plays, how fast it learns, how long it will take."""
+    parts = [f"{training.step_count:,} steps"]
+    if (recent := mean_of_last(10, training.recent)) is not None:
+        parts.append(f"return {recent:.1f} (last {min(len(training.recent), 10)} games)")
+    parts.append(f"eps {training.epsilon.at(training.step_count):.2f}")
+    if rates[0]:
+        rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")
+        parts.append(f"{rate:.{0 if rate >= 10 else 1 if rate >= 1 else 2}f} {what}/s")
+        if training.learner.updates:
+            parts.append(f"{clock((steps - training.step_count) / rates[0])} left")
+    parts.append(f"{training.resets} resets")
+    return " · ".join(parts)
+
+
+def plural(number: int, what: str) -> str:
+    """One run, two runs, in figures."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 42 s, 7 min or 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

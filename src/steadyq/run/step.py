@@ -1,0 +1,372 @@
+"""The training loop: act, store, learn, regulate, measure, record."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq import envs
+from steadyq.agent import Agent
+from steadyq.build import computing, device_for, estimator_for, learner_for, ring_for
+from steadyq.device.capture import Captured, Readback, to_device
+from steadyq.errors import UserError
+from steadyq.monitor.watch import Watch
+from steadyq.recipe import Recipe
+from steadyq.run.evaluate import greedy_policy, play_games, random_policy, scored
+from steadyq.run.explore import Epsilon, EpsilonGreedy
+from steadyq.run.progress import mean_of_last
+from steadyq.run.provenance import provenance
+from steadyq.run.update import Learning
+from steadyq.run.writer import Checkpoint, Writer
+from steadyq.value.ceiling import Ceiling
+from steadyq.value.learner import MEASURES
+from steadyq.value.operators import order_for
+from steadyq.value.regulation import reinitialise_, spike_ratios
+from steadyq.value.shapes import Draw
+
+AUTO_HORIZON = 1000
+"""Steps over which `operator.forbid auto` averages how often experience is rewarded."""
+
+
+class Diverged(RuntimeError):
+    """A loss or value stopped being finite."""
+
+
+class Training:
+    """All state of one run, one `step` at a time."""
+
+    def __init__(self, recipe: Recipe, writer: Writer) -> None:
+        self.recipe, self.writer = recipe, writer
+        self.device = device_for(recipe)
+        self.env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
+        self.spec = self.env.spec
+        self.generator = torch.Generator().manual_seed(recipe.seed)  # initial parameters and resets
+        self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
+        self.learner = learner_for(recipe, self.spec, self.generator, self.device)
+        self.ring = ring_for(recipe, self.spec, self.device)
+        self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
+        self.watch = self._watch()
+        self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
+        self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
+        self.step_count = self.games = self.resets = 0
+        self.score = np.zeros(self.spec.lanes)
+        self.game_steps = np.zeros(self.spec.lanes, np.int64)
+        self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
+        self.rewarded_share = 0.0
+        self.learning = Learning(self.learner, self.ring, recipe.replay.batch)
+        self.sums = self.learning.sums
+        self._act = Captured(self._act_on_device, self.device)
+        self._store = Captured(self.ring.write, self.device)
+        self.wall = 0.0
+        self._clock = time.monotonic()
+
+    def start(self) -> None:
+        """Begin the first games."""
+        self.ring.begin(self.env.reset())
+
+    def step(self) -> dict[str, Any] | None:
+        """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
+
+        Learning comes after the values are asked for and before the actions are taken, on what is stored by then: a GPU
+        learns while the emulators play, and nothing depends on which of the two is faster.
+        """
+        lanes, recipe = self.spec.lanes, self.recipe
+        self.diagnosed = None
+        before = self.step_count
+        q = Readback(self.act_values())
+        choose = EpsilonGreedy(lanes, self.spec.num_actions, self.epsilon.at(before), self.rng)
+        self.step_count += lanes
+        vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
+        if warm and vector_step % recipe.replay.every == 0:
+            self.learn_and_watch(recipe.replay.ratio)
+
+        action = choose(q.numpy())
+        step = self.env.step(action)
+        reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
+        ended = step.terminated | step.truncated
+        self._store(to_device(self.ring.packed(action, reward, step), self.device))
+        if recipe.operator.ceiling == "running_max":
+            self.ceiling.add(reward, ended)
+            self.learner.ceiling.fill_(self.ceiling.value)
+        if self.watch:
+            self.watch.returns.add(reward, step.terminated, step.truncated)
+        self.rewarded_share += (
+            (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
+        )
+        self._count_games(step.reward, step.game_over)
+
+        if warm and vector_step % recipe.regulation.every == 0:
+            self.regulate()
+        if before // recipe.record.every != self.step_count // recipe.record.every:
+            return self.record()
+        return None
+
+    def act_values(self) -> Tensor:
+        """The acting networks' mean value of every action, [lane, action]."""
+        return self._act(self.ring.open_slots)
+
+    @torch.no_grad()
+    def _act_on_device(self, slots: Tensor) -> Tensor:
+        learner, observation = self.learner, self.ring.observation(slots)
+        params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
+        return learner.values(params, observation).q.mean(0)
+
+    def learn(self, updates: int = 1) -> None:
+        """Update on fresh batches; what is random in all of them travels to the device at once."""
+        operator, members = self.recipe.operator, self.recipe.ensemble.members
+        drawn = np.empty((updates, self.recipe.replay.batch + members + 1))
+        for row in drawn:
+            uniform = self.rng.random(self.recipe.replay.batch)
+            order = order_for(operator.exchange, members, self.rng)
+            row[:] = np.concatenate([uniform, order, [self.forbids]])
+        for row in to_device(drawn, self.device):
+            self.learning(row)
+
+    @property
+    def forbids(self) -> bool:
+        """Whether the rewarded action is forbidden now."""
+        forbid = self.recipe.operator.forbid
+        return forbid == "rewarded" or (forbid == "auto" and self.rewarded_share < 0.5)
+
+    def learn_and_watch(self, updates: int) -> None:
+        """Update, with the diagnostics around one of the last updates if they are due."""
+        watch = self.watch
+        if watch is None or not watch.due(self.step_count):
+            return self.learn(updates)
+        # Where the last update ends in a hard copy the two networks are the same for a moment: look one update earlier.
+        after = int(self.learner.copies_after(updates))
+        if after == updates:
+            return self.learn()
+        self.learn(updates - 1 - after)
+        watch.before(self.learner)
+        self.learn()
+        members, own = self.recipe.ensemble.members, np.random.default_rng([self.recipe.seed, self.step_count, 1])
+        order = order_for(self.recipe.operator.exchange, members, own).to(self.device)
+        draw = Draw(order, torch.tensor(self.forbids, device=self.device))
+        self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
+        self.writer.diagnostic(self.diagnosed)
+        self.learn(after)
+
+    def regulate(self) -> None:
+        """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
+        section, network = self.recipe.regulation, self.learner.ensemble.network
+        layers = network.monitored
+        ratios = spike_ratios(self.learner.online, layers, section.quantile).cpu()
+        rounded = _rounded(ratios)
+        self.writer.event("spikes", self.step_count, layers=list(layers), ratios=rounded)
+        mask = ratios > section.threshold
+        if section.intervention == "none" or not mask.any():
+            return
+        learner = self.learner
+        reinitialise_(mask, layers, learner.ensemble, learner.online, learner.target, learner.adam, self.generator)
+        learner.refresh()
+        for member, layer in mask.nonzero().tolist():
+            self.resets += 1
+            self.writer.event(
+                "reset",
+                self.step_count,
+                member=member,
+                layer=layers[layer],
+                ratio=rounded[member][layer],
+            )
+
+    def record(self) -> dict[str, Any]:
+        """Write a row of metrics: means since the last one."""
+        means, same = self.means(), dict[str, float | None]()
+        if means:
+            rewarded = means["rewarded"]
+            both = means.pop("same_action_and_rewarded")
+            same["same_action_rewarded"] = both / rewarded if rewarded else None
+            same["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else None
+        row: dict[str, Any] = {
+            "step": self.step_count,
+            "frames": self.step_count * self.spec.frames_per_step,
+            "updates": self.learner.updates,
+            "samples": self.learner.updates * self.recipe.replay.batch,
+            "games": self.games,
+            "return_10": mean_of_last(10, self.recent),
+            "return_100": mean_of_last(100, self.recent),
+            "epsilon": self.epsilon.at(self.step_count),
+            "ceiling": self.ceiling.value if math.isfinite(self.ceiling.value) else None,
+            "resets": self.resets,
+            **means,
+            **same,
+            "seconds": round(self.seconds(), 3),
+        }
+        self.writer.metric(row)
+        self.sums.zero_()
+        return row
+
+    def means(self) -> dict[str, float]:
+        """What updates measured since the last row; raises if that, or a parameter, is not finite."""
+        *totals, count = self.sums.tolist()
+        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
+        bad = [name for name, p in self.learner.online.items() if not torch.isfinite(p).all()]
+        if bad or not all(math.isfinite(value) for value in means.values()):
+            raise Diverged(self.diagnosis(means, bad))
+        return means
+
+    def diagnosis(self, means: dict[str, float], bad: list[str]) -> str:
+        """Name what is not finite, the layer first."""
+        layer = [f"parameters of layer {bad[0].rsplit('.', 1)[0]!r}"] if bad else []
+        measures = ", ".join(name for name, value in means.items() if not math.isfinite(value))
+        where = " and ".join([*layer, *([measures] if measures else [])])
+        every = self.recipe.record.every
+        return f"not finite: {where}, between steps {max(0, self.step_count - every)} and {self.step_count}"
+
+    def seconds(self) -> float:
+        """Training time so far, earlier parts of a continued run included."""
+        now = time.monotonic()
+        self.wall += now - self._clock
+        self._clock = now
+        return self.wall
+
+    def _watch(self) -> Watch | None:
+        section, gamma = self.recipe.monitor, self.recipe.optim.gamma
+        if section.every == 0:
+            return None
+        return Watch(
+            every=section.every, batch=section.batch, seed=self.recipe.seed, lanes=self.spec.lanes, gamma=gamma
+        )
+
+    def _count_games(self, reward: np.ndarray, game_over: np.ndarray) -> None:
+        self.score += reward
+        self.game_steps += 1
+        for lane in np.flatnonzero(game_over):
+            self.games += 1
+            self.recent.append(float(self.score[lane]))
+            self.writer.event(
+                "game", self.step_count, lane=int(lane), score=float(self.score[lane]), steps=int(self.game_steps[lane])
+            )
+            self.score[lane], self.game_steps[lane] = 0.0, 0
+
+    def computes(self) -> dict[str, str]:
+        """Where and how the updates run."""
+        return computing(self.learner.ensemble, self.device)
+
+    def agent(self) -> Agent:
+        """The agent as it is now."""
+        learner = self.learner
+        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything needed to continue bit for bit."""
+        learner = self.learner
+        return Checkpoint(
+            tensors={
+                "online": learner.online,
+                "target": learner.target,
+                "adam_first": learner.adam.first,
+                "adam_second": learner.adam.second,
+                "adam_step": learner.adam.step,
+                "replay": self.ring.state(),
+                "loop": {
+                    "generator": self.generator.get_state(),
+                    "score": torch.from_numpy(self.score),
+                    "game_steps": torch.from_numpy(self.game_steps),
+                    "sums": self.sums,
+                },
+                "env": {name: torch.from_numpy(array) for name, array in self.env.state().items()},
+                "ceiling": {name: torch.from_numpy(array) for name, array in self.ceiling.state().items()},
+                "monitor": {
+                    name: torch.from_numpy(array) for name, array in (self.watch.state() if self.watch else {}).items()
+                },
+            },
+            plain={
+                "step": self.step_count,
+                "updates": learner.updates,
+                "games": self.games,
+                "resets": self.resets,
+                "recent": list(self.recent),
+                "rewarded_share": self.rewarded_share,
+                "rng": self.rng.bit_generator.state,
+                "wall": self.seconds(),
+            },
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint, in place."""
+        learner, tensors, plain = self.learner, saved.tensors, saved.plain
+        needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
+        if missing := needed - tensors.keys():
+            newest = self.writer.folder.checkpoints()[-1]
+            raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
+        for group, name in (
+            (learner.online, "online"),
+            (learner.target, "target"),
+            (learner.adam.first, "adam_first"),
+            (learner.adam.second, "adam_second"),
+            (learner.adam.step, "adam_step"),
+        ):
+            for key, tensor in group.items():
+                tensor.copy_(tensors[name][key])
+        learner.refresh()
+        if "replay" in tensors:
+            self.ring.restore(tensors["replay"])
+        elif plain["step"] < self.recipe.steps:  # a run that has all its steps is only evaluated again
+            raise UserError(f"{self.writer.path} cannot go on: its checkpoint has no replay buffer any more")
+        loop = tensors["loop"]
+        self.generator.set_state(loop["generator"])
+        self.score[:] = loop["score"].numpy()
+        self.game_steps[:] = loop["game_steps"].numpy()
+        self.sums.copy_(loop["sums"])
+        self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
+        self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
+        if self.watch and "monitor" in tensors:
+            self.watch.restore({name: t.numpy() for name, t in tensors["monitor"].items()})
+        self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
+        self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
+        self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
+        self.recent = deque(plain["recent"], self.recent.maxlen)
+        self.rng.bit_generator.state = plain["rng"]
+        self.wall, self._clock = plain["wall"], time.monotonic()
+
+
+def final_result(training: Training, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Evaluate the final weights and a random policy, and say what was run on what."""
+    recipe, start = training.recipe, time.monotonic()
+    games = play_games(
+        greedy_policy(training.agent()),
+        recipe.env,
+        recipe.protocol,
+        episodes=recipe.evaluation.episodes,
+        seed=recipe.seed,
+        device=str(training.device),
+        progress=progress,
+    )
+    evaluation = time.monotonic() - start
+    baseline = play_games(
+        random_policy(training.spec.num_actions, recipe.seed),
+        recipe.env,
+        recipe.protocol,
+        episodes=recipe.evaluation.random_episodes,
+        seed=recipe.seed,
+    )
+    return {
+        "env": recipe.env,
+        "preset": recipe.preset,
+        "scale": recipe.scale,
+        "seed": recipe.seed,
+        "protocol": recipe.protocol.name,
+        "steps": training.step_count,
+        "frames": training.step_count * training.spec.frames_per_step,
+        "updates": training.learner.updates,
+        "games": training.games,
+        "resets": training.resets,
+        **scored(games, baseline),
+        "training_return_10": mean_of_last(10, training.recent),
+        **training.computes(),
+        "wall_seconds": round(training.wall, 1),
+        "evaluation_seconds": round(evaluation, 1),
+        **provenance(),
+    }
+
+
+def _rounded(ratios: Tensor) -> list[list[float | None]]:
+    """Four decimals; None where JSON has no number."""
+    return [[round(value, 4) if math.isfinite(value) else None for value in row] for row in ratios.tolist()]

@@ -1,0 +1,1 @@
+"""Published scores, and statistics over scores."""

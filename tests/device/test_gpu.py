@@ -1,0 +1,371 @@
+"""What only a GPU can show: captured updates, kernels in bf16, and everything around them that must go on working."""
+
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import steadyq.value.learner
+from steadyq import RunFolder, presets
+from steadyq.bench.layers import layer_times
+from steadyq.bench.updates import Case, Rates, backends, update_of
+from steadyq.device.capture import Captured, to_device
+from steadyq.device.kernels import convolution, launch
+from steadyq.device.kernels.convolution import conv_reference
+from steadyq.device.kernels.tiles import Config
+from steadyq.device.streams import Beside
+from steadyq.envs.vector import EnvSpec, Step
+from steadyq.nets.encoders import Conv, ResNet
+from steadyq.recipe import Recipe
+from steadyq.replay.priority import Sampling
+from steadyq.replay.ring import Ring
+from steadyq.run.loop import Interrupted, train
+from steadyq.run.progress import Display
+from steadyq.run.step import Training
+from steadyq.run.writer import begin
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible to PyTorch")
+CUDA = torch.device("cuda")
+
+
+def atari(**more: Any) -> Recipe:
+    """A small ResNet on the real emulator, with everything that can happen happening soon."""
+    changes = {
+        "steps": 400,
+        "ensemble.members": 2,
+        "network.scale": 1,
+        "network.head_multiple": 8,
+        "estimator.quantiles": 5,
+        "replay.warmup": 64,
+        "replay.batch": 8,
+        "replay.ratio": 2,
+        "replay.capacity": 300,
+        "regulation.every": 50,
+        "explore.decay_steps": 100,
+        "monitor.every": 100,
+        "monitor.batch": 16,
+        "record.every": 100,
+        "record.checkpoint_every": 100,
+        "record.tensorboard": False,
+        "protocol.max_frames": 400,
+        "evaluation.episodes": 2,
+        "evaluation.random_episodes": 1,
+    }
+    return presets.steady("Atari/Breakout").override({**changes, **more})
+
+
+def started(recipe: Recipe, path: Path) -> Training:
+    training = Training(recipe, begin(RunFolder(path), recipe))
+    training.start()
+    return training
+
+
+def test_the_default_is_the_kernels_in_bf16(tmp_path: Path) -> None:
+    training = started(atari(), tmp_path)
+    assert training.computes() == {"device": "cuda", "form": "kernels", "precision": "bfloat16"}
+
+
+def test_tf32_computes_in_tf32(tmp_path: Path) -> None:
+    training = started(atari(**{"compute.precision": "tf32"}), tmp_path)
+    assert training.computes() == {"device": "cuda", "form": "kernels", "precision": "tf32"}
+    while training.learning.captured.graph is None:
+        training.step()
+    training.learn()
+    assert all(torch.isfinite(p).all() for p in training.learner.online.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = atari(**{"compute.precision": precision})
+    captured = started(recipe, tmp_path / "captured")
+    while captured.step_count < 200:
+        captured.step()
+    assert captured.learning.captured.graph is not None
+    monkeypatch.setattr(Captured, "warm_calls", 10**9)
+    ordinary = started(recipe, tmp_path / "ordinary")
+    while ordinary.step_count < 200:
+        ordinary.step()
+    assert ordinary.learning.captured.graph is None
+    for name, p in captured.learner.online.items():
+        torch.testing.assert_close(p, ordinary.learner.online[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(("n", "lanes"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, dtype: str) -> None:
+    spec = EnvSpec("Fake", (1, 4, 5), dtype, 255.0, 4, 3, lanes, ("a", "b", "c"), 1)
+    here, there = (
+        Ring(spec, 10 * lanes, gamma=0.9, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA)
+    )
+    store, rng = Captured(there.write, CUDA), np.random.default_rng(0)
+    first, *frames = rng.integers(1, 256, (1 + 2 * 60, lanes, 1, 4, 5)).astype(dtype)
+    here.begin(first)
+    there.begin(first)
+    for now, final in zip(frames[::2], frames[1::2], strict=True):
+        action, reward = rng.integers(3, size=lanes), rng.normal(size=lanes).astype(np.float32)
+        ended, cut = rng.random((2, lanes)) < 0.3
+        step = Step(now, reward, ended & ~cut, ended & cut, ended, np.where(ended[:, None, None, None], final, now))
+        here.add(action, reward, step)
+        assert store(to_device(there.packed(action, reward, step), CUDA)).tolist() == here.opened.tolist()
+        assert torch.equal(there.observation(there.opened).cpu(), here.observation(here.opened))
+    assert store.graph is not None
+    assert here.wrapped
+    for name, tensor in here.state().items():
+        assert torch.equal(there.state()[name].cpu(), tensor), name
+
+
+def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Path) -> None:
+    training = started(atari(**{"ensemble.members": 6, "replay.alpha": 0.0}), tmp_path)
+    index = torch.zeros(8, dtype=torch.int64, device=CUDA)
+    order = torch.zeros(6, dtype=torch.int64, device=CUDA)
+    update = training.learner.update
+
+    def spy(batch: Any, draw: Any) -> Any:
+        index.copy_(batch.index)
+        order.copy_(draw.order)
+        return update(batch, draw)
+
+    training.learner.update = spy  # type: ignore[method-assign]
+    while training.learning.captured.graph is None:
+        training.step()
+    seen = []
+    for _ in range(6):
+        training.learn()
+        seen.append((tuple(index.tolist()), tuple(order.tolist())))
+    assert len({batch for batch, _ in seen}) == 6
+    assert len({orders for _, orders in seen}) > 1
+
+
+def test_a_graph_left_to_the_garbage_collector_does_not_spoil_the_next() -> None:
+    x = torch.ones(3, device=CUDA)
+
+    def leave_a_graph() -> None:
+        left = Captured(lambda x: x + 1, CUDA)
+        for _ in range(5):
+            left(x)
+        left.itself = left  # type: ignore[attr-defined]
+
+    def collecting(x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            gc.collect()
+        return x + 1
+
+    gc.disable()
+    try:
+        leave_a_graph()
+        captured = Captured(collecting, CUDA)
+        for _ in range(5):
+            y = captured(x)
+    finally:
+        gc.enable()
+    assert captured.graph is not None
+    assert torch.equal(y, x + 1)
+
+
+def test_a_reset_reaches_the_captured_update(tmp_path: Path) -> None:
+    training = started(atari(**{"regulation.threshold": 1.0, "regulation.every": 10**6}), tmp_path)
+    while training.learning.captured.graph is None:
+        training.step()
+    before = training.learner.online["stem.0.weight"].clone()
+    training.regulate()
+    assert training.resets > 0
+    learner = training.learner
+    assert not torch.equal(before, learner.online["stem.0.weight"])
+    for name, p in learner.online.items():
+        torch.testing.assert_close(learner.online_low[name].float(), p, rtol=1e-2, atol=1e-3)
+    assert learner.adam.step["stem.0.weight"].eq(0).all()
+    training.learn()
+    assert learner.adam.step["stem.0.weight"].eq(1).all()
+    moved = (learner.online_low["stem.0.weight"].float() - learner.online["stem.0.weight"]).abs().max()
+    assert moved < 1e-2
+
+
+class StopAt(Display):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == self.at:
+            os.kill(os.getpid(), 2)
+
+
+def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Games, counters and random streams exactly; parameters up to the order in which a GPU adds."""
+    recipe = atari()
+    whole = train(recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(recipe, run=tmp_path / "parts", display=StopAt(230))
+    parts = train(recipe, run=tmp_path / "parts")
+    one, other = whole.result, parts.result
+    assert one is not None
+    assert other is not None
+    assert (one["updates"], one["frames"]) == (other["updates"], other["frames"])
+    games = [[row for row in run.events() if row["event"] == "game"] for run in (whole, parts)]
+    assert games[0] == games[1] != []
+    states = [json.loads((run.checkpoints()[-1] / "state.json").read_text()) for run in (whole, parts)]
+    for name in ("step", "updates", "games", "resets", "rng"):
+        assert states[0][name] == states[1][name], name
+    rows, others = whole.metrics(), parts.metrics()
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    assert rows[-1]["q_taken"] == pytest.approx(others[-1]["q_taken"], abs=1e-3)
+    weights, twins = whole.weights()[0], parts.weights()[0]
+    for name, p in weights.items():
+        torch.testing.assert_close(p, twins[name], rtol=0, atol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_forms_agree_with_the_loop() -> None:
+    """Values in float32 to 1e-5, in TF32 and bf16 to 1e-2; gradients in float32 to 1e-2, of a network of 18 layers."""
+    case = Case(2, scale=2, capacity=200, atoms=5)
+    ring = case.ring(CUDA)
+    batch = ring.sample(torch.rand(32, device=CUDA, dtype=torch.float64))
+    y = torch.randn(2, 32, 5, device=CUDA)
+    found = {}
+    full, low = torch.float32, torch.bfloat16
+    for name, form, dtype in (
+        ("loop", "loop", full),
+        ("stacked", "stacked", full),
+        ("kernels", "kernels", full),
+        ("tf32", "kernels", full),
+        ("bf16", "kernels", low),
+    ):
+        backends(name == "tf32", search=False)
+        learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
+        leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
+        now = learner.values(leaves, batch.observation)
+        loss, _ = learner.loss(now, batch, y)
+        gradient = torch.autograd.grad(loss, list(leaves.values()))
+        found[name] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
+    values, gradient = found["loop"]
+
+    def error(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+        return float((mine - theirs).norm() / theirs.norm())
+
+    for form in ("stacked", "kernels"):
+        q, g = found[form]
+        assert error(q, values) < 1e-5
+        assert error(g, gradient) < 1e-2
+    for name in ("tf32", "bf16"):
+        q, g = found[name]
+        assert 1e-5 < error(q, values) < 1e-2
+        assert error(g, gradient) < 0.2
+
+
+def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, captured and not."""
+
+    class InOrder(Beside):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(torch.device("cpu"))
+
+    def learned() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        case = Case(3, scale=2, capacity=200, atoms=5)
+        learner = case.learner("kernels", torch.bfloat16, CUDA)
+        update = update_of(learner, case.ring(CUDA))
+        for _ in range(20):
+            update()
+        return {name: p.clone() for name, p in learner.online.items()}
+
+    beside = learned()
+    monkeypatch.setattr(convolution, "Beside", InOrder)
+    monkeypatch.setattr(steadyq.value.learner, "Beside", InOrder)
+    for name, p in learned().items():
+        assert torch.equal(p, beside[name]), name
+
+
+ATARI, PROCGEN = ((4, 84, 84), (1, 2, 2, 2), 32), ((3, 64, 64), (2, 2, 2, 2), 256)
+
+
+@pytest.mark.parametrize(
+    ("game", "members", "scale", "precision"),
+    [
+        (ATARI, 4, 1, "bf16"),
+        (ATARI, 4, 2, "bf16"),
+        (ATARI, 4, 4, "bf16"),
+        (ATARI, 16, 4, "bf16"),
+        (PROCGEN, 4, 2, "bf16"),
+        (PROCGEN, 4, 4, "bf16"),
+        (ATARI, 4, 2, "tf32"),
+        (ATARI, 16, 4, "tf32"),
+        (PROCGEN, 4, 2, "tf32"),
+    ],
+)
+def test_every_convolution_equals_float32_and_itself(game: Any, members: int, scale: int, precision: str) -> None:
+    """With the tiles that training uses: to the rounding of its numbers, and each launch like the one before."""
+    image, strides, batch = game
+    dtype, rounding = (torch.bfloat16, 4e-3) if precision == "bf16" else (torch.float32, 2e-3)
+    noise = torch.Generator(CUDA).manual_seed(0)
+    seen: dict[Any, torch.Tensor] = {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=CUDA, generator=noise).to(dtype)
+
+    layers = ResNet(image, 18, scale, strides=strides).layers.values()
+    for conv in dict.fromkeys(layer for layer in layers if isinstance(layer, Conv)):
+        stride, size, ins, outs = conv.stride, conv.size, conv.inputs, conv.outputs
+        backends(False, search=False)
+        x = random(members, batch, *conv.image, ins)
+        g, other = (random(members, batch, *conv.image_out, outs) for _ in "12")
+        weight, short = (random(members, outs, k, k, ins).permute(0, 1, 4, 2, 3) for k in (size, 1))
+        bias = random(members, outs)
+        leaves = [t.float().requires_grad_() for t in (x, weight, bias)]
+        ends, gradients, side = [conv_reference(*leaves, stride=stride)], [g.float()], None
+        value = (ends[0].detach() + other).relu()
+        (alone,) = torch.autograd.grad(ends, leaves[:1], gradients, retain_graph=True)
+        if stride == 2 and size == 3:
+            ends.append(conv_reference(leaves[0], short.float(), stride=2))
+            gradients.append(other.float())
+            side = (other, short)
+        dx, dw, db = torch.autograd.grad(ends, leaves, gradients)
+        del ends, gradients
+        backends(True, search=False)
+        for _ in range(2):
+            got = {
+                "forward": launch.run_forward(x, weight, bias, stride=stride, relu=True, residual=other),
+                "input gradient": launch.run_input_gradient(g, weight, conv.image, stride=stride, gate=x, side=side),
+            }
+            got["alone"] = launch.run_input_gradient(g, weight, conv.image, stride=stride)
+            got["weight gradient"], got["bias gradient"] = launch.run_weight_gradient(x, g, size, stride)
+            for (name, mine), plain in zip(got.items(), (value, dx * (x > 0), alone, dw, db), strict=True):
+                assert (mine.float() - plain).norm() < rounding * plain.norm(), (name, conv)
+                assert torch.equal(seen.setdefault((name, conv), mine), mine), (name, conv)
+        seen.clear()
+
+
+def test_a_tile_too_large_for_the_gpu_is_captured_with_a_shorter_pipeline() -> None:
+    x = torch.randn(2, 8, 21, 21, 128, device=CUDA).bfloat16()
+    weight = torch.randn(2, 128, 128, 3, 3, device=CUDA).bfloat16()
+    config = Config(block_n=128, block_k=128, warps=8, stages=16)
+    want = launch.run_forward(x, weight, None)
+    for _ in range(3):
+        captured = Captured(lambda x: launch.run_forward(x, weight, None, config=config), CUDA)
+        for _ in range(6):
+            got = captured(x)
+        assert captured.graph is not None
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=0.5)
+
+
+def test_every_convolution_of_the_network_is_timed() -> None:
+    rows = layer_times(Case(2, scale=1), Rates(1e15, 5e12), CUDA)
+    assert sum(len(row["layers"]) for row in rows) == 20
+    assert all(ms > 0 for row in rows for ms in row["ms"].values())
+    without = [row["shape"][:3] for row in rows if "input gradient" not in row["ms"]]
+    assert without == ["3x3", "1x1", "1x1", "1x1"]
+
+
+def test_updates_of_the_bench_are_captured() -> None:
+    case = Case(2, scale=1, capacity=200, atoms=5)
+    learner = case.learner("kernels", torch.bfloat16, CUDA)
+    update = update_of(learner, case.ring(CUDA))
+    before = learner.online["head.1.weight"].clone()
+    for _ in range(6):
+        update()
+    torch.cuda.synchronize()
+    assert learner.updates == 6
+    assert not torch.equal(before, learner.online["head.1.weight"])

@@ -1,0 +1,57 @@
+"""docs/diagnose.md is what the study writes from the stored runs, and its verdicts are what it claims."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "results" / "diagnose"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"study_{name}", ROOT / "experiments" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    return script("diagnose")
+
+
+def test_the_page_comes_from_the_stored_runs(study: ModuleType) -> None:
+    assert study.page(RUNS) == (ROOT / "docs" / "diagnose.md").read_text()
+
+
+def test_the_stored_runs_are_the_declared_ones(study: ModuleType) -> None:
+    for judged in study.load(RUNS):
+        for seed, run in judged.runs.items():
+            case = judged.case
+            assert (run.recipe.preset, run.recipe.seed, run.last_step) == (case.preset, seed, case.steps), run.path
+            changes = {**dict(run.changes), "seed": seed}
+            assert all(changes.get(name) == value for name, value in case.changes.items()), run.path
+    assert len(list(RUNS.iterdir())) == len(study.CASES) * len(study.SEEDS) + len(study.TRIED)
+
+
+def test_healthy_runs_are_left_alone_and_the_issue_of_each_sick_one_is_named(study: ModuleType) -> None:
+    judged = {each.case.name: each for each in study.load(RUNS)}
+    for each in judged.values():
+        if not each.case.expected:
+            assert all(each.right(seed) for seed in study.SEEDS), each.case.name
+    for name in ("rate", "ratio", "no-target", "ceiling", "asterix"):
+        assert all(judged[name].right(seed) for seed in study.SEEDS), name
+
+
+def test_monitor_cost_compares_on_with_off() -> None:
+    cost = script("monitor_cost")
+    small = {"network.hidden": (8,), "replay.warmup": 64, "replay.every": 8}
+    result = cost.compared("CartPole-v1", "dqn", 1, **small)
+    assert [len(result["seconds"][which]) for which in ("on", "off")] == [1, 1]
+    assert result["ratio"] > 0
+    assert cost.table([result]).count("\n") == 2

@@ -1,0 +1,333 @@
+"""The run folder: refused before anything is written, locked, atomic, and truncated to what a checkpoint had seen."""
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steadyq import RunFolder, UserError, presets
+from steadyq.recipe import Recipe
+from steadyq.report.curves import read
+from steadyq.run import writer as module
+from steadyq.run.folder import default_path
+from steadyq.run.loop import train
+from steadyq.run.writer import Checkpoint, begin
+
+RECIPE = presets.dqn("CartPole-v1")
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in path.rglob("*")}
+
+
+def refused(path: Path, recipe: Recipe = RECIPE, below: Path | None = None) -> str:
+    """Training there raises, and nothing at or below the given place has changed."""
+    below = below or path.parent
+    before = tree(below)
+    with pytest.raises(UserError) as error:
+        train(recipe, run=path)
+    assert tree(below) == before
+    return str(error.value)
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    message = refused(tmp_path / "photos")
+    assert message == f"{tmp_path}/photos is not empty and not a run folder: choose another --run folder"
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    assert refused(tmp_path / "file") == f"{tmp_path}/file is a file: --run needs a folder"
+    assert "cannot write" in refused(tmp_path / "file" / "run", below=tmp_path)
+
+
+def test_another_recipes_folder_is_refused_naming_the_difference(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(RunFolder(run), RECIPE).close()
+    message = refused(run, RECIPE.override({"replay.batch": 64}))
+    assert message == f"{run} belongs to another recipe (replay.batch: 64 != 32): choose another --run folder"
+    message = refused(run, RECIPE.override({"replay.batch": 64, "seed": 5}))
+    assert "seed: 5 != 0 and 1 more" in message
+    RunFolder(run).check(RECIPE.override({"compute.threads": 3}))  # where it computes is not what it is
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        assert refused(tmp_path / "run").startswith(f"cannot write to {tmp_path}")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_place_without_write_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the answer that permissions would give, for root too
+    message = refused(tmp_path / "deep" / "run", below=tmp_path)
+    assert message == f"cannot write to {tmp_path}: choose another --run folder"
+
+
+def test_a_recipe_that_cannot_work_writes_nothing(tmp_path: Path) -> None:
+    message = refused(tmp_path / "run", RECIPE.override({"network.kind": "resnet"}), below=tmp_path)
+    assert message.startswith("network.kind resnet needs image observations")
+    if not torch.cuda.is_available():
+        assert "no GPU" in refused(tmp_path / "run", RECIPE.override({"compute.device": "cuda"}), below=tmp_path)
+
+
+def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
+    begin(RunFolder(tmp_path / "breakout-seed0"), RECIPE).close()
+    with pytest.raises(UserError, match=r"no run at .*breakout-sed0: did you mean 'breakout-seed0'\?"):
+        _ = RunFolder(tmp_path / "breakout-sed0").recipe
+    with pytest.raises(UserError, match=r"is not a run folder: it has no recipe.toml"):
+        _ = RunFolder(tmp_path).recipe
+    with pytest.raises(UserError, match="has no checkpoint: train it first"):
+        RunFolder(tmp_path / "breakout-seed0").weights()
+
+
+def test_a_log_that_lost_rows_stops_a_run_from_going_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with contextlib.closing(begin(folder, RECIPE)) as writer:
+        writer.metric({"step": 10, "loss": 1.0})
+        writer.save(Checkpoint({}, {}), 10)
+    log = folder.path / "metrics.jsonl"
+    log.write_text("")
+    with (
+        contextlib.closing(begin(folder, RECIPE)) as writer,
+        pytest.raises(UserError, match=r"metrics.jsonl is damaged: it has lost rows"),
+    ):
+        writer.load()
+    assert log.read_text() == ""
+
+
+def test_a_file_with_wrong_contents_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    begin(folder, RECIPE).close()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": "x"}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 1 has 'x' for loss, which is no number"):
+        folder.metrics()
+    (tmp_path / "metrics.jsonl").unlink()
+    for content, says in (({}, "mean_return is no number"), ({"mean_return": 1, "random_return": 1.0}, "no list")):
+        (tmp_path / "result.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"result.json is damaged: .*{says}"):
+            read(tmp_path)
+
+
+def test_a_damaged_log_is_said_to_be_and_a_half_last_line_is_not_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    begin(folder, RECIPE).close()
+    log = tmp_path / "diagnostics.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [row["step"] for row in folder.diagnostics()] == [1, 2]
+    for line in ("garbage", "[1, 2]", '{"spike": 3}', '{"step": "x"}'):
+        log.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+        with pytest.raises(UserError, match=r"diagnostics\.jsonl is damaged: line 2 is not"):
+            folder.diagnostics()
+    log.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n')
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        folder.diagnostics()
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(UserError, match=r"result\.json is damaged"):
+        _ = folder.result
+
+
+def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    writer = begin(RunFolder(tmp_path), RECIPE)
+    with pytest.raises(UserError, match=f"another process is training in {tmp_path}"):
+        begin(RunFolder(tmp_path), RECIPE)
+    writer.close()
+    begin(RunFolder(tmp_path), RECIPE).close()
+
+
+def test_a_folder_is_released_even_if_a_log_cannot_be_closed(tmp_path: Path) -> None:
+    class Full(io.StringIO):
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    writer = begin(RunFolder(tmp_path), RECIPE)
+    writer._files["metrics"] = Full()
+    with pytest.raises(OSError, match="no space"):
+        writer.close()
+    begin(RunFolder(tmp_path), RECIPE).close()
+
+
+def test_a_first_start_without_room_for_the_recipe_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying(os.replace, itertools.count(0)))
+        with pytest.raises(Killed):
+            begin(RunFolder(tmp_path), RECIPE)
+    assert [path.name for path in tmp_path.glob("*.unfinished")] == ["recipe.toml.unfinished"]
+    begin(RunFolder(tmp_path), RECIPE).close()
+
+
+def checkpoint(value: float) -> Checkpoint:
+    return Checkpoint({"online": {"w": torch.full((2,), value)}, "replay": {"r": torch.zeros(3)}}, {"step": value})
+
+
+def test_a_checkpoint_comes_back_and_cuts_the_logs_to_what_it_had_seen(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = begin(folder, RECIPE)
+    assert writer.load() is None
+    writer.metric({"step": 1})
+    writer.event("game", 1, score=2.0)
+    writer.save(checkpoint(1.0), 1)
+    writer.metric({"step": 2})
+    writer.event("game", 2, score=3.0)
+    writer.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    assert folder.metrics() == [{"step": 1}, {"step": 2}]
+
+    writer = begin(folder, RECIPE)
+    loaded = writer.load()
+    assert loaded is not None
+    assert loaded.tensors["online"]["w"].tolist() == [1.0, 1.0]
+    assert loaded.plain["step"] == 1.0
+    writer.metric({"step": 2, "again": True})
+    writer.close()
+    assert folder.metrics() == [{"step": 1}, {"step": 2, "again": True}]
+    assert folder.events() == [{"event": "game", "step": 1, "score": 2.0}]
+
+
+def test_only_the_newest_checkpoint_is_kept_and_a_half_written_one_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = begin(folder, RECIPE)
+    for step in (9, 10, 100_000):
+        writer.save(checkpoint(float(step)), step)
+    assert [p.name for p in folder.checkpoints()] == ["0000100000"]
+    writer.close()
+    torn = tmp_path / "checkpoints" / "unfinished"
+    torn.mkdir()
+    (torn / "online.safetensors").write_bytes(b"\x00")
+    assert [p.name for p in folder.checkpoints()] == ["0000100000"]
+    assert folder.weights()[1] == 100_000
+    writer = begin(folder, RECIPE)
+    assert not torn.exists()
+    writer.close()
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_checkpoint_written_in_the_background_holds_what_was_saved_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a GPU: training goes on, and may change every tensor, while the files are written."""
+    monkeypatch.setattr(module, "_on_gpu", lambda checkpoint: True)
+    release, write = threading.Event(), module._write
+
+    def slowly(*args: Any) -> None:
+        release.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(module, "_write", slowly)
+    folder = RunFolder(tmp_path)
+    writer = begin(folder, RECIPE)
+    state = checkpoint(1.0)
+    writer.metric({"step": 1})
+    writer.save(state, 1)
+    state.tensors["online"]["w"].fill_(7.0)
+    writer.metric({"step": 2})
+    assert folder.checkpoints() == []
+    release.set()
+    writer.finish({"mean_return": 0.0})
+    assert [path.name for path in folder.checkpoints()] == ["0000000001"]
+    writer.close()
+    again = begin(folder, RECIPE)
+    loaded = again.load()
+    assert loaded is not None
+    assert loaded.tensors["online"]["w"].tolist() == [1.0, 1.0]
+    assert folder.metrics() == [{"step": 1}]
+    again.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_on_gpu", lambda checkpoint: True)
+    folder = RunFolder(tmp_path)
+    writer = begin(folder, RECIPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", dying(module.save_file, itertools.count(0)))
+        writer.save(checkpoint(1.0), 1)
+        with pytest.raises(Killed):
+            writer.close()
+    begin(folder, RECIPE).close()  # the folder was released all the same
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a save before each of its writes in turn, also when the same step is saved again: one always loads."""
+    whole = 0
+    for fatal in range(30):
+        path = tmp_path / str(fatal)
+        writer = begin(RunFolder(path), RECIPE)
+        writer.save(checkpoint(1.0), 1)
+        with monkeypatch.context() as patch:
+            countdown = itertools.count(-fatal)
+            for place, name in ((os, "replace"), (shutil, "rmtree"), (module, "sync"), (module, "save_file")):
+                patch.setattr(place, name, dying(getattr(place, name), countdown))
+            try:
+                writer.save(checkpoint(float(step)), step)
+                whole += 1
+            except Killed:
+                pass
+        writer.close()
+        writer = begin(RunFolder(path), RECIPE)
+        loaded = writer.load()
+        writer.close()
+        assert loaded is not None
+        value = loaded.plain["step"]
+        assert loaded.tensors["online"]["w"].tolist() == [value, value]
+        assert value in (1.0, float(step))
+    assert whole > 0
+
+
+def dying(function: Callable[..., Any], countdown: Iterator[int]) -> Callable[..., Any]:
+    """The function, until the countdown shared by all reaches zero."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(countdown) == 0:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_the_result_and_the_recipe_are_replaced_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.result is None
+    writer = begin(folder, RECIPE)
+    writer.finish({"mean_return": 1.5})
+    writer.close()
+    assert folder.result == {"mean_return": 1.5}
+    assert folder.recipe == RECIPE
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_finished_run_drops_its_replay_buffer(tmp_path: Path) -> None:
+    writer = begin(RunFolder(tmp_path), RECIPE)
+    final = writer.save(checkpoint(1.0), 1)
+    writer.drop_replay()
+    writer.close()
+    assert sorted(p.name for p in final.iterdir()) == ["online.safetensors", "state.json"]
+    assert json.loads((final / "state.json").read_text())["step"] == 1.0
+
+
+def test_the_same_command_finds_the_same_folder() -> None:
+    assert default_path(presets.steady("MinAtar/Breakout", seed=3)) == Path("runs/MinAtar-Breakout-steady-tiny-seed3")

@@ -1,0 +1,532 @@
+"""Kill and resume equals uninterrupted, bit for bit; and what the training loop promises around it."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadyq import RunFolder, UserError, cli, presets
+from steadyq.recipe import Recipe
+from steadyq.run.explore import EpsilonGreedy
+from steadyq.run.loop import Interrupted, train
+from steadyq.run.progress import Display
+from steadyq.run.step import Diverged, Training
+from steadyq.run.writer import Checkpoint, begin
+
+SMALL: dict[str, Any] = {
+    "ensemble.members": 2,
+    "estimator.quantiles": 5,
+    "replay.warmup": 64,
+    "replay.batch": 8,
+    "replay.every": 2,
+    "replay.capacity": 200,  # wraps around before the run ends
+    "regulation.every": 30,
+    "regulation.threshold": 1.03,  # low enough that layers are reset, so the generator's state matters
+    "explore.decay_steps": 100,
+    "record.every": 40,
+    "record.keep_replay": True,
+    "monitor.every": 30,
+    "monitor.batch": 16,
+    "record.tensorboard": False,
+    "evaluation.episodes": 2,
+    "evaluation.random_episodes": 1,
+    "compute.device": "cpu",
+    "compute.threads": 1,
+}
+
+
+def cartpole(**more: Any) -> Recipe:
+    return presets.steady("CartPole-v1").override({**SMALL, "steps": 400, "network.hidden": (16, 16), **more})
+
+
+def minatar(**more: Any) -> Recipe:
+    changes = {"steps": 420, "network.channels": 4, "network.hidden": (16,), "protocol.sticky": 0.25}
+    return presets.steady("MinAtar/Breakout").override({**SMALL, **changes, **more})
+
+
+def atari(**more: Any) -> Recipe:
+    changes = {
+        "steps": 170,
+        "network.scale": 1,
+        "network.head_multiple": 8,
+        "network.strides": (2, 2, 2, 2),
+        "protocol.max_frames": 200,  # games are cut: truncations, and a quick evaluation
+        "replay.batch": 4,
+        "replay.every": 4,
+        "replay.capacity": 130,
+    }
+    return presets.steady("Atari/Breakout").override({**SMALL, **changes, **more})
+
+
+RECIPES = {
+    "CartPole": cartpole(),
+    "CartPole, 3 lanes, n-step, auto, truncated": cartpole(
+        **{"protocol.lanes": 3, "protocol.max_frames": 15, "replay.n_step": 3, "operator.forbid": "auto"}
+    ),
+    "CartPole, double_dqn, hard copies": presets.double_dqn("CartPole-v1").override(
+        {**SMALL, "steps": 300, "network.hidden": (16,), "ensemble.members": 1, "optim.hard_copy_every": 50}
+    ),
+    "MinAtar, sticky": minatar(),
+    "Atari": atari(),
+}
+
+
+class StopAt(Display):
+    """Sends the signal a user would, once the run has made so many steps."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        self.at, self.number = step, number
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare everything two finished runs wrote, except clocks and the record of the interruption itself."""
+    checkpoint, twin = RunFolder(one).checkpoints()[-1], RunFolder(other).checkpoints()[-1]
+    assert checkpoint.name == twin.name
+    assert {p.name for p in checkpoint.iterdir()} == {p.name for p in twin.iterdir()}
+    for file in checkpoint.glob("*.safetensors"):
+        tensors, others = load_file(file), load_file(twin / file.name)
+        assert tensors.keys() == others.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, others[name]), f"{file.stem}: {name}"
+    assert state_of(checkpoint) == state_of(twin)
+    assert without(RunFolder(one).metrics(), "seconds") == without(RunFolder(other).metrics(), "seconds")
+    assert events_of(one) == events_of(other)
+    rows, others = (RunFolder(path).diagnostics() for path in (one, other))
+    assert rows
+    assert without(rows, "seconds") == without(others, "seconds")
+    results = [RunFolder(path).result for path in (one, other)]
+    assert results[0] is not None
+    assert results[1] is not None
+    for name in ("returns", "random_return", "games", "resets", "updates", "training_return_10"):
+        assert results[0][name] == results[1][name]
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state = json.loads((checkpoint / "state.json").read_text())
+    return {name: value for name, value in state.items() if name not in ("wall", "log_bytes")}
+
+
+def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [event for event in RunFolder(path).events() if event["event"] != "resume"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_stopped_and_continued_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name].override({"record.checkpoint_every": 141})
+    lanes, steps = recipe.protocol.lanes, recipe.steps
+    # The first stop lies between two rows of metrics and two checks of the layers, the second after a wrap-around.
+    stops = [share * steps // 100 // lanes * lanes for share in (45, 91)]
+    train(recipe, run=tmp_path / "whole")
+    for stop in stops:
+        with pytest.raises(Interrupted, match=f"stopped at step {stop}, saved; run the same command to continue"):
+            train(recipe, run=tmp_path / "parts", display=StopAt(stop))
+    train(recipe, run=tmp_path / "parts")
+
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    folder = RunFolder(tmp_path / "parts")
+    assert [event["step"] for event in folder.events() if event["event"] == "resume"] == stops
+    # The comparison means little unless these happened.
+    assert folder.result is not None
+    assert folder.result["games"] > 0
+    if recipe.regulation.intervention != "none":
+        assert folder.result["resets"] > 0
+
+
+def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """The in-process half of the SIGKILL test: nothing runs after the fatal step, no handler, no save."""
+
+    class Killed(Exception):
+        pass
+
+    class KillAt(Display):
+        def step(self, training: Training, row: dict[str, Any] | None) -> None:
+            if training.step_count == 333:
+                raise Killed
+
+    recipe = cartpole(**{"record.checkpoint_every": 200})
+    train(recipe, run=tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(recipe, run=tmp_path / "parts", display=KillAt())
+    assert [p.name for p in RunFolder(tmp_path / "parts").checkpoints()] == ["0000000200"]
+    # What a kill in the middle of a write leaves behind: half a checkpoint and half a line.
+    torn = tmp_path / "parts" / "checkpoints" / "unfinished"
+    torn.mkdir()
+    (torn / "online.safetensors").write_bytes(b"half")
+    for name in ("metrics", "events", "diagnostics"):
+        with open(tmp_path / "parts" / f"{name}.jsonl", "a") as file:
+            file.write('{"step": 33')
+    assert RunFolder(tmp_path / "parts").metrics()[-1]["step"] == 320  # the torn line is no row
+    train(recipe, run=tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert not torn.exists()
+
+
+def test_a_run_killed_while_it_is_evaluated_only_evaluates_again(tmp_path: Path) -> None:
+    class KillEvaluation(Display):
+        @contextmanager
+        def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
+            def killed(played: int) -> None:
+                raise KeyboardInterrupt
+
+            yield killed
+
+    recipe = cartpole(steps=100, **{"record.checkpoint_every": 100})
+    train(recipe, run=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, run=tmp_path / "parts", display=KillEvaluation())
+    train(recipe, run=tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_with_clean_logs(tmp_path: Path) -> None:
+    recipe = cartpole(steps=100)
+    train(recipe, run=tmp_path / "whole")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    (folder / "metrics.jsonl").write_text('{"step": 40}\n{"st')
+    (folder / "events.jsonl").write_text('{"event": "start", "step": 0}\n')
+    train(recipe, run=folder)
+    assert_same_run(tmp_path / "whole", folder)
+
+
+def test_a_restored_training_is_the_saved_one_in_every_tensor(tmp_path: Path) -> None:
+    recipe = minatar(**{"protocol.stack": 2, "protocol.lanes": 2})
+    training = started(recipe, tmp_path / "one")
+    for _ in range(90):
+        training.step()
+    saved = training.checkpoint()
+    copy = Checkpoint(
+        {group: {name: t.clone() for name, t in tensors.items()} for group, tensors in saved.tensors.items()},
+        json.loads(json.dumps(saved.plain)),
+    )
+    twin = Training(recipe, begin(RunFolder(tmp_path / "other"), recipe))
+    twin.restore(copy)
+    again = twin.checkpoint()
+    for group, tensors in copy.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(again.tensors[group][name], tensor), (group, name)
+    assert {**again.plain, "wall": 0} == {**copy.plain, "wall": 0}
+    assert torch.equal(twin.act_values(), training.act_values())
+
+
+# -- the command line, in real processes --------------------------------------------------------------------------
+
+
+def command(run: Path, steps: int) -> list[str]:
+    options = {
+        **SMALL,
+        "record.checkpoint_every": 150,
+        "record.every": 50,
+        "replay.every": 4,
+        "network.hidden": (16, 16),
+    }
+    words = ["train", "CartPole-v1", "--steps", str(steps), "--run", str(run)]
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        section, _, leaf = option.rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--{section}.no-{leaf}")
+        else:
+            words += [f"--{option}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
+
+
+def launched(words: list[str]) -> subprocess.Popen[str]:
+    process = [sys.executable, "-m", "steadyq", *words]
+    return subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def run_cli(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    return int(stop.value.code or 0)
+
+
+def test_a_process_killed_at_a_random_moment_continues_to_the_same_end(tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    process = launched(command(run, 2500))
+    wait_for(lambda: RunFolder(run).checkpoints(), process)
+    moment = random.random() / 2  # any moment must do; a failure shows which it was
+    time.sleep(moment)
+    process.kill()
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, (moment, said)
+    assert RunFolder(run).result is None
+
+    assert run_cli(command(run, 2500)) == 0
+    assert run_cli(command(tmp_path / "whole", 2500)) == 0
+    assert_same_run(tmp_path / "whole", run)
+
+
+def test_ctrl_c_saves_and_says_how_to_continue(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    process = launched(command(run, 1_000_000))
+    wait_for(lambda: RunFolder(run).metrics(), process)
+
+    # While it trains, a second process on the same folder is refused in one line and disturbs nothing.
+    assert run_cli(command(run, 1_000_000)) == 2
+    assert capfd.readouterr().err == f"steadyq: another process is training in {run}\n"
+    assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "saved; run the same command to continue" in said
+    assert "Traceback" not in said
+    step = int(RunFolder(run).checkpoints()[-1].name)
+    assert f"stopped at step {step:,}, saved" in said
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(command(tmp_path, 70)) == 0
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    capsys.readouterr()
+    assert run_cli(command(tmp_path, 70)) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_sigterm_saves_like_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped at step 70, saved"):
+        train(cartpole(), run=tmp_path, display=StopAt(70, signal.SIGTERM))
+    assert [p.name for p in RunFolder(tmp_path).checkpoints()] == ["0000000070"]
+
+
+# -- divergence -----------------------------------------------------------------------------------------------------
+
+
+class Poison(Display):
+    """Breaks one weight at step 80, as an overflow would."""
+
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == 80:
+            training.learner.online["fc2.weight"][1, 3, 2] = torch.nan
+
+
+def test_a_value_that_is_not_finite_stops_the_run_with_its_state_saved_apart(tmp_path: Path) -> None:
+    recipe = cartpole(**{"record.checkpoint_every": 75, "regulation.intervention": "none"})
+    message = r"not finite: parameters of layer 'fc\d' and loss, .* between steps 80 and 120"
+    with pytest.raises(Diverged, match=message):
+        train(recipe, run=tmp_path, display=Poison())
+    folder = RunFolder(tmp_path)
+    assert folder.events()[-1]["event"] == "diverged"
+    assert "not finite" in folder.events()[-1]["message"]
+    assert [p.name for p in (tmp_path / "diverged").iterdir()] == ["0000000120"]
+    broken = load_file(tmp_path / "diverged" / "0000000120" / "online.safetensors")
+    assert broken["fc2.weight"][1].isnan().any()
+    assert folder.checkpoints() != []  # the last good state stays
+    assert folder.result is None
+    with pytest.raises(UserError, match="diverged in an earlier run"):
+        train(recipe, run=tmp_path)
+
+
+@pytest.mark.parametrize(("steps", "checkpoint_every"), [(110, 1000), (300, 50)])
+def test_what_is_saved_or_evaluated_is_finite_whatever_the_cadence_of_rows(
+    steps: int, checkpoint_every: int, tmp_path: Path
+) -> None:
+    cadence = {"record.every": 1000, "record.checkpoint_every": checkpoint_every}
+    with pytest.raises(Diverged, match="not finite"):
+        train(cartpole(steps=steps, **cadence), run=tmp_path, display=Poison())
+    folder = RunFolder(tmp_path)
+    assert folder.result is None
+    assert [p.name for p in folder.checkpoints()] == (["0000000050"] if checkpoint_every == 50 else [])
+    assert all(p.isfinite().all() for c in folder.checkpoints() for p in load_file(c / "online.safetensors").values())
+
+
+def test_a_diverged_run_exits_with_3_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The largest rate the recipe allows, on a network whose values overflow float32 within the run.
+    words = command(tmp_path, 3000)
+    words += ["--optim.rate", "1", "--optim.tau", "1", "--regulation.intervention", "none", "--optim.clip", "1e30"]
+    words += ["--optim.beta1", "0", "--optim.beta2", "0", "--optim.epsilon", "0"]
+    assert run_cli(words) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "not finite: parameters of layer" in said
+    assert f"state saved in {tmp_path}/diverged" in said
+    for log in ("events", "metrics", "diagnostics"):
+        for line in (tmp_path / f"{log}.jsonl").read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+    assert run_cli(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    assert run_cli(["diagnose", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["findings"]
+    assert "divergence" in {finding["name"] for finding in found}
+
+
+# -- what happens within the loop ---------------------------------------------------------------------------------
+
+
+def started(recipe: Recipe, path: Path) -> Training:
+    training = Training(recipe, begin(RunFolder(path), recipe))
+    training.start()
+    return training
+
+
+def test_two_consecutive_updates_use_different_randomness(tmp_path: Path) -> None:
+    """The eager half of the captured-step test: orders and batches are drawn outside the update, anew each time."""
+    # Uniform replay: with frozen draws the batches would be equal, whatever the priorities have become.
+    recipe = cartpole(**{"ensemble.members": 8, "replay.warmup": 100, "replay.ratio": 6, "replay.alpha": 0.0})
+    training = started(recipe, tmp_path)
+    seen: list[tuple[list[int], list[int]]] = []
+    update = training.learner.update
+
+    def spy(batch: Any, draw: Any) -> Any:
+        seen.append((draw.order.tolist(), batch.index.tolist()))
+        return update(batch, draw)
+
+    training.learner.update = spy  # type: ignore[method-assign]
+    while not seen:
+        training.step()
+    assert len(seen) == 6
+    assert len({tuple(order) for order, _ in seen}) == 6
+    assert len({tuple(index) for _, index in seen}) == 6
+
+
+@pytest.mark.parametrize(("every", "first", "second"), [(1, 65, 66), (5, 65, 70), (16, 80, 96)])
+def test_learning_begins_after_the_warmup_and_recurs(every: int, first: int, second: int, tmp_path: Path) -> None:
+    training = started(cartpole(**{"replay.ratio": 3, "replay.every": every}), tmp_path)
+    updates = []
+    for _ in range(second):
+        training.step()
+        updates.append(training.learner.updates)
+    assert updates == [0] * (first - 1) + [3] * (second - first) + [6]  # step 64 itself is still warm-up
+
+
+def test_learning_can_begin_after_the_shortest_warmup_an_n_step_recipe_allows(tmp_path: Path) -> None:
+    training = started(cartpole(**{"protocol.lanes": 4, "replay.n_step": 5, "replay.warmup": 20}), tmp_path)
+    for _ in range(6):
+        training.step()
+    assert training.learner.updates > 0
+
+
+class Costly(gymnasium.Env[np.ndarray, int]):
+    """Every step costs 2.5."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), -2.5, False, False, {}
+
+
+def test_the_learner_sees_signs_and_the_scores_are_raw(tmp_path: Path) -> None:
+    gymnasium.register("SteadyCostly-v0", entry_point=Costly)
+    try:
+        recipe = presets.steady("SteadyCostly-v0").override({**SMALL, "protocol.max_frames": 10})
+        for kind, seen in (("raw", -2.5), ("sign", -1.0)):
+            training = started(recipe.override({"protocol.reward": kind}), tmp_path / kind)
+            for _ in range(10):
+                training.step()
+            assert training.ring.reward[:10].tolist() == [seen] * 10
+            assert list(training.recent) == [-25.0]
+            assert training.ceiling.best_reward == seen
+    finally:
+        del gymnasium.registry["SteadyCostly-v0"]
+
+
+@pytest.mark.parametrize(("forbid", "expected"), [("rewarded", True), ("none", False), ("auto", False)])
+def test_forbid_reaches_the_update(forbid: str, expected: bool, tmp_path: Path) -> None:
+    # CartPole rewards every step, so `auto` turns the constraint off.
+    training = started(cartpole(**{"operator.forbid": forbid}), tmp_path)
+    draws = []
+    update = training.learner.update
+    training.learner.update = lambda batch, draw: (draws.append(bool(draw.forbid)), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]
+    for _ in range(70):
+        training.step()
+    assert set(draws) == {expected}
+
+
+def test_the_ceiling_reaches_the_learner_and_none_leaves_it_infinite(tmp_path: Path) -> None:
+    for ceiling in ("running_max", "none"):
+        recipe = cartpole(**{"operator.ceiling": ceiling, "protocol.max_frames": 10, "optim.gamma": 0.5})
+        training = started(recipe, tmp_path / ceiling)
+        assert float(training.learner.ceiling) == math.inf
+        for _ in range(20):
+            training.step()
+        best = 2.0 - 0.5**9  # ten rewards of one at gamma 1/2, or fewer where the pole fell
+        if ceiling == "none":
+            assert float(training.learner.ceiling) == math.inf
+        else:
+            assert 1.9 < float(training.learner.ceiling) <= best
+
+
+def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ignores_q() -> None:
+    q = np.tile([0.0, 2.0, 1.0], (9000, 1))
+    assert (EpsilonGreedy(9000, 3, 0.0, np.random.default_rng(0))(q) == 1).all()
+    share = np.bincount(EpsilonGreedy(9000, 3, 0.3, np.random.default_rng(0))(q), minlength=3) / 9000
+    np.testing.assert_allclose(share, [0.1, 0.8, 0.1], atol=0.02)
+    first, second = np.random.default_rng(1), np.random.default_rng(1)
+    EpsilonGreedy(9000, 3, 0.3, first)(q)
+    EpsilonGreedy(9000, 3, 0.9, second)(-q)
+    assert first.random() == second.random()
+
+
+@pytest.mark.parametrize("intervention", ["reinitialise", "none"])
+def test_every_layer_is_measured_and_only_a_spike_above_the_threshold_is_reset(
+    intervention: str, tmp_path: Path
+) -> None:
+    recipe = cartpole(**{"regulation.threshold": 6.0, "regulation.intervention": intervention})
+    training = started(recipe, tmp_path)
+    weight = training.learner.online["fc2.weight"]
+    with torch.no_grad():
+        weight[1, 0, 0] = 50.0
+    before = {name: p.clone() for name, p in training.learner.online.items()}
+    training.regulate()
+    measured, *resets = RunFolder(tmp_path).events()
+    assert measured["event"] == "spikes"
+    assert measured["layers"] == ["fc1", "fc2", "head"]
+    assert [ratio > 6 for member in measured["ratios"] for ratio in member] == [False] * 4 + [True, False]
+    changed = [name for name, p in training.learner.online.items() if not torch.equal(p, before[name])]
+    if intervention == "none":
+        assert resets == []
+        assert changed == []
+    else:
+        assert changed == ["fc2.weight", "fc2.bias"]
+        assert torch.equal(weight[0], before["fc2.weight"][0])
+        assert [(event["event"], event["member"], event["layer"]) for event in resets] == [("reset", 1, "fc2")]
+        assert resets[0]["ratio"] == measured["ratios"][1][1]
+        assert training.resets == 1
+
+
+def test_layers_are_measured_at_their_own_pace_once_learning_has_begun(tmp_path: Path) -> None:
+    training = started(cartpole(**{"regulation.every": 30}), tmp_path)
+    for _ in range(130):
+        training.step()
+    assert [event["step"] for event in RunFolder(tmp_path).events() if event["event"] == "spikes"] == [90, 120]
