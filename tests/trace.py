@@ -6,6 +6,7 @@ Two files made on one machine are compared by `python tests/trace.py --compare A
 
 import hashlib
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -86,13 +87,34 @@ def trace(preset: str, env: str, steps: int, changes: dict[str, Any]) -> dict[st
     return hashes | {"returns": json.dumps(result.get("returns")), "random": json.dumps(result.get("random_return"))}
 
 
+def same(one: str | None, other: str | None) -> bool:
+    """Hashes to the letter; logged numbers to six digits, because a mean may be taken in another order."""
+    if one == other or one is None or other is None:
+        return one == other
+    try:
+        return close(json.loads(one), json.loads(other))
+    except ValueError:
+        return False
+
+
+def close(one: Any, other: Any) -> bool:
+    """Whether two logged values agree."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(close(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=2e-6, abs_tol=1e-9)
+    return bool(one == other)
+
+
 def compare(first: Path, second: Path) -> int:
     """Print what differs, case by case; returns the number of cases that differ."""
     before, after = (json.loads(path.read_text()) for path in (first, second))
     different = 0
     for case in before | after:
         one, other = before.get(case, {}), after.get(case, {})
-        changed = [name for name in one | other if one.get(name) != other.get(name)]
+        changed = [name for name in one | other if not same(one.get(name), other.get(name))]
         different += bool(changed)
         print(f"{case}: {f'{len(changed)} of {len(one | other)} differ' if changed else 'identical'}")
         for name in changed[:4]:

@@ -8,27 +8,38 @@ import torch
 from torch import Tensor
 
 from steadyq import envs
-from steadyq.build import device_for, ensemble_for, estimator_for
+from steadyq.build import acting_for, device_for, ensemble_for, estimator_for
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 from steadyq.nets import Ensemble
 from steadyq.run.folder import RunFolder
+from steadyq.value.acting import Acting, Mean
 from steadyq.value.estimators import Estimator
 from steadyq.value.shapes import Params
 
 
 class Agent:
-    """An ensemble after `step` steps of training, which acts greedily on its mean value."""
+    """An ensemble after `step` steps of training, which acts greedily on its mean value or as `acting` says."""
 
-    def __init__(self, ensemble: Ensemble, estimator: Estimator, params: Params, spec: EnvSpec, step: int = 0) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        estimator: Estimator,
+        params: Params,
+        spec: EnvSpec,
+        step: int = 0,
+        acting: Acting | None = None,
+    ) -> None:
         self.ensemble, self.estimator, self.params, self.spec, self.step = ensemble, estimator, params, spec, step
+        self.acting = acting or Mean()
         self.device = next(iter(params.values())).device
 
     @torch.no_grad()
     def q(self, observation: Any) -> Tensor:
-        """Return the ensemble's mean value of every action, [batch, action], for observations [batch, ...]."""
+        """Return the value by which the ensemble acts, [batch, action], for observations [batch, ...]."""
         x = torch.as_tensor(observation, device=self.device)
-        return self.estimator.q(self.ensemble.forward(self.params, x)).mean(0)
+        q = self.estimator.q(self.ensemble.forward(self.params, x))
+        return self.acting(q, torch.zeros(len(x), dtype=torch.int64, device=self.device))
 
     def act(self, observation: Any) -> int | np.ndarray:
         """Return the greedy action of one observation (an int), or of a batch (an array), as the environment counts.
@@ -73,4 +84,4 @@ def load(path: Path | str, device: str = "auto") -> Agent:
             f"{path}: recipe and weights are not of one run: {name} should have shape {wanted.get(name)}, and has "
             f"{found.get(name)}"
         )
-    return Agent(ensemble, estimator_for(recipe), params, spec, step)
+    return Agent(ensemble, estimator_for(recipe), params, spec, step, acting_for(recipe, training=False))

@@ -1,6 +1,10 @@
-"""What a recipe builds: device, network, axes, learner, replay buffer."""
+"""What a recipe builds: device, network, axes, learner, replay buffer.
+
+Every choice is a `match` that ends in `assert_never`: a kind that recipes know and nothing builds is a type error.
+"""
 
 import os
+from typing import assert_never
 
 import torch
 
@@ -10,12 +14,27 @@ from steadyq.errors import UserError
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.nets.ensemble import Form, best_form
 from steadyq.recipe import Recipe
+from steadyq.replay.augmentation import Augmentation
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
-from steadyq.value.estimators import Estimator, Quantile, Scalar
+from steadyq.schedule import Schedule
+from steadyq.value import acting
+from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
-from steadyq.value.operators import Controlled, Double, Greedy, Operator
+from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator
 from steadyq.value.optim import Adam
+from steadyq.value.regulation import (
+    Dormant,
+    Intervention,
+    Periodic,
+    Recycle,
+    Regulation,
+    Reinitialise,
+    ShrinkPerturb,
+    Spike,
+    Trigger,
+)
+from steadyq.value.shapes import DrawLayout
 
 
 def device_for(recipe: Recipe) -> torch.device:
@@ -30,12 +49,17 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     """What the layers compute in; switches PyTorch's TF32 on or off for this process accordingly."""
     wanted, gpu = recipe.compute.precision, device_for(recipe).type == "cuda"
     if wanted == "auto":
-        wanted = "bf16" if gpu and recipe.network.kind == "resnet" else "fp32"
+        wanted = "bf16" if gpu and recipe.network.kind not in ("minatar", "mlp") else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
     if gpu:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
-    return torch.bfloat16 if wanted == "bf16" else torch.float32
+    match wanted:
+        case "bf16":
+            return torch.bfloat16
+        case "fp32" | "tf32":
+            return torch.float32
+    assert_never(wanted)
 
 
 def wants_gpu(recipe: Recipe) -> bool:
@@ -59,32 +83,117 @@ def form_for(recipe: Recipe, network: Network) -> Form:
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     """One member's network for the environment's observations and actions."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
+    match section.kind:
+        case "mlp":
+            return MLP(spec.observation_shape, outputs, section.hidden)
+        case "minatar":
+            return MinAtarNet(_image(recipe, spec), outputs, section.channels, section.hidden[0])
+        case "resnet":
+            return ResNet(_image(recipe, spec), outputs, section.scale, section.head_multiple, section.strides)
+    assert_never(section.kind)
+
+
+def _image(recipe: Recipe, spec: EnvSpec) -> tuple[int, int, int]:
     shape = spec.observation_shape
-    if section.kind == "mlp":
-        return MLP(shape, outputs, section.hidden)
     if len(shape) != 3:
         raise UserError(
-            f"network.kind {section.kind} needs image observations, {recipe.env} has shape {shape}: use mlp"
+            f"network.kind {recipe.network.kind} needs image observations, {recipe.env} has shape {shape}: use mlp"
         )
-    image = (shape[0], shape[1], shape[2])
-    if section.kind == "minatar":
-        return MinAtarNet(image, outputs, section.channels, section.hidden[0])
-    return ResNet(image, outputs, section.scale, section.head_multiple, section.strides)
+    return (shape[0], shape[1], shape[2])
 
 
 def estimator_for(recipe: Recipe) -> Estimator:
     """Axis 2 of the recipe."""
     section = recipe.estimator
-    if section.kind == "scalar":
-        return Scalar(section.kappa)
-    return Quantile(section.quantiles, section.kappa, section.reduction)
+    match section.kind:
+        case "scalar":
+            return Scalar(section.kappa)
+        case "quantile":
+            return Quantile(section.quantiles, section.kappa, section.reduction)
+        case "categorical":
+            return Categorical(section.atoms, section.low, section.high)
+    assert_never(section.kind)
 
 
 def operator_for(recipe: Recipe) -> Operator:
     """Axis 1 of the recipe."""
-    if recipe.operator.kind == "controlled":
-        return Controlled(recipe.operator.selector)
-    return Double() if recipe.operator.kind == "double" else Greedy()
+    section = recipe.operator
+    match section.kind:
+        case "controlled":
+            return Controlled(section.selector)
+        case "greedy":
+            return Greedy()
+        case "double":
+            return Double()
+        case "maxmin":
+            return Maxmin()
+    assert_never(section.kind)
+
+
+def regulation_for(recipe: Recipe) -> Regulation | None:
+    """Axis 3 of the recipe; None only measures."""
+    intervention = _intervention(recipe)
+    return None if intervention is None else Regulation(_trigger(recipe), intervention, recipe.regulation.target)
+
+
+def _trigger(recipe: Recipe) -> Trigger:
+    section = recipe.regulation
+    match section.trigger:
+        case "spike":
+            return Spike(section.threshold)
+        case "periodic":
+            return Periodic(section.period, section.last)
+        case "dormant":
+            return Dormant(section.dormant, section.dormant_share)
+    assert_never(section.trigger)
+
+
+def _intervention(recipe: Recipe) -> Intervention | None:
+    section = recipe.regulation
+    match section.intervention:
+        case "none":
+            return None
+        case "reinitialise":
+            return Reinitialise()
+        case "shrink_perturb":
+            return ShrinkPerturb(section.encoder, section.head)
+        case "recycle":
+            return Recycle(section.dormant)
+    assert_never(section.intervention)
+
+
+def acting_for(recipe: Recipe, *, training: bool) -> acting.Acting:
+    """How the ensemble acts; in evaluation without what only explores."""
+    section = recipe.ensemble
+    match section.act:
+        case "mean":
+            return acting.Mean()
+        case "minimum":
+            return acting.Minimum()
+        case "member":
+            return acting.OneMember() if training else acting.Mean()
+        case "optimistic":
+            return acting.Optimistic(section.bonus) if training else acting.Mean()
+    assert_never(section.act)
+
+
+def augmentation_for(recipe: Recipe, spec: EnvSpec) -> Augmentation:
+    """What is done to sampled images."""
+    found = Augmentation(recipe.replay.shift, recipe.replay.intensity)
+    if found.active and len(spec.observation_shape) != 3:
+        name = "shift" if found.shift else "intensity"
+        raise UserError(f"replay.{name} needs image observations, {recipe.env} has shape {spec.observation_shape}")
+    return found
+
+
+def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
+    """How an update's draw travels."""
+    return DrawLayout(
+        members=recipe.ensemble.members,
+        batch=recipe.replay.batch,
+        masked=recipe.ensemble.learn == "some",
+        augmented=augmentation_for(recipe, spec).active,
+    )
 
 
 def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
@@ -112,11 +221,13 @@ def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
 def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device) -> Learner:
     """The learning step with freshly drawn parameters."""
     optim = recipe.optim
+    rate = Schedule.of(optim.rate).start
     settings = Settings(
-        adam=Adam(optim.rate, (optim.beta1, optim.beta2), optim.epsilon),
+        adam=Adam(rate, (optim.beta1, optim.beta2), optim.epsilon, optim.decay),
         clip=optim.clip,
         tau=optim.tau,
         hard_copy_every=optim.hard_copy_every,
+        unit_steps=recipe.regulation.intervention == "recycle",
     )
     ensemble = ensemble_for(recipe, spec)
     return Learner(ensemble, estimator_for(recipe), operator_for(recipe), settings, generator, device)
@@ -126,8 +237,7 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
     """An empty replay buffer."""
     section = recipe.replay
     sampling = Sampling(section.alpha, section.beta, section.epsilon)
-    gamma, steps = recipe.optim.gamma, section.n_step
-    return Ring(spec, section.capacity, gamma=gamma, steps=steps, sampling=sampling, device=device)
+    return Ring(spec, section.capacity, steps=section.largest_n, sampling=sampling, device=device)
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:

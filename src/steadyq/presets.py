@@ -49,11 +49,43 @@ def qr_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(_single(_base("qr_dqn", env, scale), operator="greedy", estimator="quantile"), changes)
 
 
+def c51(env: str, scale: str = "", **changes: Any) -> Recipe:
+    """C51: DQN with probabilities of 51 returns from -10 to 10 [Bellemare et al. 2017] instead of their mean."""
+    return _finish(_single(_base("c51", env, scale), operator="greedy", estimator="categorical"), changes)
+
+
+def maxmin_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+    """Maxmin DQN: the least of several networks' values is bootstrapped and acted by, one network learns at a time."""
+    base = _single(_base("maxmin_dqn", env, scale), operator="greedy", estimator="scalar")
+    recipe = replace(
+        base,
+        ensemble=EnsembleSection(members=4, act="minimum", learn="one"),  # [Lan et al. 2020] tuned N in 2..9; [ours] 4
+        operator=replace(base.operator, kind="maxmin"),
+    )
+    return _finish(recipe, changes)
+
+
+def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
+    """ReDo: DQN whose dormant units are redrawn every 1,000 steps [Sokar et al. 2023]."""
+    base = _single(_base("redo", env, scale), operator="greedy", estimator="scalar")
+    regulation = RegulationSection(
+        trigger="dormant",
+        intervention="recycle",
+        dormant=0.1,  # [Sokar et al. 2023] at replay ratio 1
+        every=1000,
+        target="keep",  # theirs follows by its own copies
+    )
+    return _finish(replace(base, regulation=regulation), changes)
+
+
 PRESETS: dict[str, Callable[..., Recipe]] = {
     "steady": steady,
     "dqn": dqn,
     "double_dqn": double_dqn,
     "qr_dqn": qr_dqn,
+    "c51": c51,
+    "maxmin_dqn": maxmin_dqn,
+    "redo": redo,
 }
 
 
@@ -97,7 +129,7 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
                 ratio=1,  # [open] one update per step of all 128 lanes
                 alpha=0.0,  # [paper] l.1304 sampled uniformly
             ),
-            explore=ExploreSection(end=0.05, decay_steps=5_000_000 if paper else 200_000),  # [paper] l.1337-1339
+            explore=ExploreSection(f"1 -> 0.05 linear {5_000_000 if paper else 200_000} steps"),  # [paper] l.1337-1339
             record=RecordSection(every=10_000, checkpoint_every=500_000 if paper else 100_000),
             monitor=MonitorSection(every=128_000 if paper else 64_000),  # [ours] 1,000 or 500 updates
         )
@@ -117,19 +149,22 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
         steps=100_000 if minatar else 50_000,
         replay=replace(recipe.replay, warmup=1000),
         optim=OptimSection(rate=5e-4 if minatar else 1e-3),  # [ours] a guess for small nets, not swept
-        explore=ExploreSection(decay_steps=10_000 if minatar else 5000),
+        explore=ExploreSection(f"1 -> 0.01 linear {10_000 if minatar else 5000} steps"),
     )
 
 
 def _single(
-    recipe: Recipe, *, operator: Literal["greedy", "double"], estimator: Literal["quantile", "scalar"]
+    recipe: Recipe,
+    *,
+    operator: Literal["greedy", "double"],
+    estimator: Literal["quantile", "scalar", "categorical"],
 ) -> Recipe:
     """Take away ensemble, exchange, constraint, ceiling, resets and priorities; network and schedules stay."""
     return replace(
         recipe,
         ensemble=EnsembleSection(members=1),
         operator=OperatorSection(kind=operator, exchange="none", forbid="none", ceiling="none"),
-        estimator=replace(recipe.estimator, kind=estimator),
+        estimator=recipe.estimator if estimator == "quantile" else EstimatorSection(kind=estimator),
         regulation=RegulationSection(intervention="none"),
         replay=replace(recipe.replay, alpha=0.0),
     )

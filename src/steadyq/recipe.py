@@ -8,16 +8,28 @@ import dataclasses
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
 from steadyq.envs.protocol import Protocol
 from steadyq.errors import UserError, nearest
+from steadyq.schedule import Schedule
 
 T = TypeVar("T")
+
+LAYOUT = 2
+"""Of a recipe's file; an older one is upgraded when it is read."""
+
+Scheduled = float | str
+"""A number, or a schedule's text: `10 -> 3 exponential 10000 updates` (see `schedule.py`)."""
+
+
+class Upgraded(UserWarning):
+    """A recipe of an older layout was read; the message says what was renamed."""
 
 
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
@@ -25,6 +37,30 @@ def within(name: str, value: float, low: float, high: float = float("inf")) -> N
     if not low <= value <= high:
         span = f"at least {low:.15g}" if high == float("inf") else f"between {low:.15g} and {high:.15g}"
         raise UserError(f"{name} must be {span}, got {value:.15g}")
+
+
+def within_schedule(name: str, value: Scheduled, low: float, high: float = float("inf")) -> None:
+    """Raise unless the value is a schedule that stays within low and high."""
+    schedule = Schedule.of(value, name)
+    within(name, schedule.smallest, low, high)
+    within(name, schedule.largest, low, high)
+
+
+Owners = dict[str, tuple[str, tuple[str, ...]]]
+"""For a field that not every kind has: the switch that decides, and its values that have the field."""
+
+
+def refuse_foreign(section: Any, prefix: str) -> None:
+    """Raise if a field is set that the section's kind does not have: it would be ignored."""
+    for name, (switch, kinds) in section.owners.items():
+        value, chosen = getattr(section, name), getattr(section, switch)
+        if chosen not in kinds and value != _default(section, name):
+            have = " and ".join(kinds)
+            raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} has it")
+
+
+def _default(section: Any, name: str) -> Any:
+    return next(f.default for f in dataclasses.fields(section) if f.name == name)
 
 
 @dataclass(frozen=True)
@@ -62,23 +98,39 @@ class EnsembleSection:
     """How many independent networks learn side by side."""
 
     members: int = 16
-    """Independent networks; all see the same batch and act by their mean value."""
+    """Independent networks; all see the same batch."""
+    act: Literal["mean", "minimum", "member", "optimistic"] = "mean"
+    """By which value they act: the mean, the least, that of one member an episode, or the mean plus their spread."""
+    bonus: float = 1.0
+    """Standard deviations between members that an optimistic ensemble adds."""
+    learn: Literal["all", "one", "some"] = "all"
+    """Which members learn from a sample: all, one at random for the whole update, or each with probability `share`."""
+    share: float = 0.5
+    """Chance that a member learns from a sample, where only some do."""
+
+    owners: ClassVar[Owners] = {"bonus": ("act", ("optimistic",)), "share": ("learn", ("some",))}
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check ranges, and refuse fields that the chosen rules do not have."""
         within("ensemble.members", self.members, 1, 256)
+        within("ensemble.share", self.share, 1e-6, 1)
+        refuse_foreign(self, "ensemble")
 
 
 @dataclass(frozen=True)
 class OperatorSection:
     """Axis 1: which action, and whose value, goes into the bootstrap target."""
 
-    kind: Literal["controlled", "greedy", "double"] = "controlled"
-    """controlled: the paper's; greedy: the target network selects and values; double: the online network selects."""
+    kind: Literal["controlled", "greedy", "double", "maxmin"] = "controlled"
+    """controlled: the paper's; greedy: the target network selects and values; double: the online network selects;
+    maxmin: the best of the members' least values.
+    """
     exchange: Literal["derangement", "permutation", "none"] = "derangement"
     """Whose selected action a member values: always another's, any permutation's, or its own."""
     forbid: Literal["rewarded", "auto", "none"] = "rewarded"
     """Forbid re-selecting the action that was just rewarded: always, only while rewards are rare, or never."""
+    forbid_until: Literal["one_step", "any_step"] = "one_step"
+    """With n-step returns the bootstrap is n steps away: forbid only while n is 1, or at any n."""
     selector: Literal["target", "online"] = "target"
     """Which networks select the bootstrap action."""
     ceiling: Literal["running_max", "none"] = "running_max"
@@ -87,7 +139,8 @@ class OperatorSection:
     def __post_init__(self) -> None:
         """Refuse switches that the chosen operator does not have."""
         if self.kind != "controlled":
-            for name, neutral in (("exchange", "none"), ("forbid", "none"), ("selector", "target")):
+            neutrals = {"exchange": "none", "forbid": "none", "forbid_until": "one_step", "selector": "target"}
+            for name, neutral in neutrals.items():
                 if getattr(self, name) != neutral:
                     raise UserError(
                         f"operator.{name} {getattr(self, name)} contradicts operator.kind {self.kind}: "
@@ -99,39 +152,96 @@ class OperatorSection:
 class EstimatorSection:
     """Axis 2: how a return is represented and regressed."""
 
-    kind: Literal["quantile", "scalar"] = "quantile"
-    """quantile: a distribution by its quantiles; scalar: its mean alone."""
+    kind: Literal["quantile", "scalar", "categorical"] = "quantile"
+    """quantile: a distribution by its quantiles; scalar: its mean alone; categorical: by probabilities on a grid."""
     quantiles: int = 51
     """Quantiles per action."""
     kappa: float = 1.0
     """Where the Huber loss turns from quadratic to linear."""
     reduction: Literal["mean", "sum"] = "mean"
     """Over predicted quantiles: mean is the paper's 1/K^2, sum is QR-DQN's, K times as large."""
+    atoms: int = 51
+    """Returns whose probabilities a categorical estimator predicts."""
+    low: float = -10.0
+    """The least of them."""
+    high: float = 10.0
+    """The largest of them."""
+
+    owners: ClassVar[Owners] = {
+        "quantiles": ("kind", ("quantile",)),
+        "kappa": ("kind", ("quantile", "scalar")),
+        "reduction": ("kind", ("quantile",)),
+        "atoms": ("kind", ("categorical",)),
+        "low": ("kind", ("categorical",)),
+        "high": ("kind", ("categorical",)),
+    }
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check ranges, and refuse fields that the kind does not have."""
         within("estimator.quantiles", self.quantiles, 1, 1000)
         within("estimator.kappa", self.kappa, 1e-6)
+        within("estimator.atoms", self.atoms, 2, 1000)
+        if not self.low < self.high:
+            raise UserError(f"estimator.low {self.low:g} must be below estimator.high {self.high:g}")
+        refuse_foreign(self, "estimator")
 
 
 @dataclass(frozen=True)
 class RegulationSection:
-    """Axis 3: when a layer is reset. Spike ratios are measured and logged either way."""
+    """Axis 3: when layers are intervened on, and how. Spike ratios are measured and logged either way."""
 
-    intervention: Literal["reinitialise", "none"] = "reinitialise"
-    """What happens to a member's layer above the threshold."""
+    trigger: Literal["spike", "periodic", "dormant"] = "spike"
+    """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units."""
+    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "none"] = "reinitialise"
+    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, or only measure."""
     threshold: float = 6.0
-    """Spike ratio max|W| / quantile(|W|) above which a layer is reset."""
+    """Spike ratio max|W| / quantile(|W|) above which a layer is intervened on."""
     quantile: float = 0.99
     """The quantile in the ratio."""
     every: int = 1000
     """Steps between measurements (per lane)."""
+    period: int = 40_000
+    """Updates between periodic interventions."""
+    last: int = 0
+    """Updates after which no periodic intervention begins; 0 for no end."""
+    dormant: float = 0.1
+    """A unit is dormant if its mean output is at most this share of its layer's."""
+    dormant_share: float = 0.0
+    """Share of dormant units above which a layer is intervened on."""
+    encoder: float = 0.5
+    """Share of a fresh draw in the encoder's layers after shrink_perturb; 0 leaves them alone."""
+    head: float = 1.0
+    """The same for the last hidden layer and the outputs."""
+    target: Literal["synchronise", "own", "keep"] = "synchronise"
+    """The member's target network: copied from the online one, intervened on with a draw of its own, or left alone."""
+
+    owners: ClassVar[Owners] = {
+        "threshold": ("trigger", ("spike",)),
+        "period": ("trigger", ("periodic",)),
+        "last": ("trigger", ("periodic",)),
+        "dormant": ("trigger", ("dormant",)),
+        "dormant_share": ("trigger", ("dormant",)),
+        "encoder": ("intervention", ("shrink_perturb",)),
+        "head": ("intervention", ("shrink_perturb",)),
+    }
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check ranges, and refuse what the trigger or the intervention does not have."""
         within("regulation.threshold", self.threshold, 1)
         within("regulation.quantile", self.quantile, 0.01, 1)
         within("regulation.every", self.every, 1)
+        within("regulation.period", self.period, 1)
+        within("regulation.last", self.last, 0)
+        within("regulation.dormant", self.dormant, 0, 1)
+        within("regulation.dormant_share", self.dormant_share, 0, 1)
+        within("regulation.encoder", self.encoder, 0, 1)
+        within("regulation.head", self.head, 0, 1)
+        refuse_foreign(self, "regulation")
+        if self.intervention == "recycle" and self.trigger != "dormant":
+            raise UserError(
+                f"regulation.intervention recycle contradicts regulation.trigger {self.trigger}: it redraws dormant "
+                f"units (set regulation.trigger dormant)"
+            )
 
 
 @dataclass(frozen=True)
@@ -148,21 +258,32 @@ class ReplaySection:
     """Gradient updates per step of all lanes together; with one lane, the paper's replay ratio."""
     every: int = 1
     """Steps (per lane) between learning."""
-    n_step: int = 1
-    """Rewards summed before the bootstrap."""
+    n_step: Scheduled = 1
+    """Rewards summed before the bootstrap; may be a schedule, rounded."""
     alpha: float = 0.6
     """Prioritisation exponent; 0 samples uniformly."""
     beta: float = 0.4
     """Importance-weight exponent."""
     epsilon: float = 1e-6
     """Added to every priority."""
+    shift: int = 0
+    """Pixels by which sampled images are shifted at random, each way; 0 for none."""
+    intensity: float = 0.0
+    """Spread of the random number that sampled images are multiplied by; 0 for none."""
+
+    @property
+    def largest_n(self) -> int:
+        """The largest n of the n-step return."""
+        return round(Schedule.of(self.n_step).largest)
 
     def __post_init__(self) -> None:
         """Check ranges and that learning can start."""
         within("replay.batch", self.batch, 1)
         within("replay.ratio", self.ratio, 1, 1024)
         within("replay.every", self.every, 1)
-        within("replay.n_step", self.n_step, 1, 100)
+        within_schedule("replay.n_step", self.n_step, 1, 100)
+        within("replay.shift", self.shift, 0, 64)
+        within("replay.intensity", self.intensity, 0, 0.49)  # twice that is taken off at most
         within("replay.alpha", self.alpha, 0, 2)
         within("replay.beta", self.beta, 0, 2)
         within("replay.epsilon", self.epsilon, 1e-12 if self.alpha else 0)  # of probability 0 nothing returns
@@ -174,16 +295,18 @@ class ReplaySection:
 class OptimSection:
     """The optimizer and the target network."""
 
-    gamma: float = 0.99
-    """Discount per step."""
-    rate: float = 1e-4
-    """Adam's learning rate."""
+    gamma: Scheduled = 0.99
+    """Discount per step; may be a schedule, an exponential one of 1 - gamma."""
+    rate: Scheduled = 1e-4
+    """Adam's learning rate; may be a schedule."""
     beta1: float = 0.9
     """Decay of Adam's first moment."""
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     epsilon: float = 1e-8
     """Adam's epsilon."""
+    decay: float = 0.0
+    """Weight decay apart from the gradient (AdamW), of weights but not of biases."""
     clip: float = 10.0
     """Largest gradient norm of one member."""
     tau: float = 0.005
@@ -193,8 +316,9 @@ class OptimSection:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        within("optim.gamma", self.gamma, 0, 1)
-        within("optim.rate", self.rate, 0, 1)
+        within_schedule("optim.gamma", self.gamma, 0, 1)
+        within_schedule("optim.rate", self.rate, 0, 1)
+        within("optim.decay", self.decay, 0, 1000)
         within("optim.beta1", self.beta1, 0, 0.99999)
         within("optim.beta2", self.beta2, 0, 0.999999)
         within("optim.epsilon", self.epsilon, 0)
@@ -207,22 +331,14 @@ class OptimSection:
 class ExploreSection:
     """How the agent acts while it learns."""
 
-    start: float = 1.0
-    """First epsilon."""
-    end: float = 0.01
-    """Last epsilon."""
-    decay_steps: int = 2001
-    """Steps over which epsilon falls."""
+    epsilon: Scheduled = "1 -> 0.01 linear 2001 steps"
+    """Share of random actions; may be a schedule."""
     act_with: Literal["online", "target"] = "online"
     """Which networks act in training; evaluation plays the online ones."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        within("explore.start", self.start, 0, 1)
-        within("explore.end", self.end, 0, 1)
-        within("explore.decay_steps", self.decay_steps, 1)
-        if self.end > self.start:
-            raise UserError(f"explore.end {self.end:g} is above explore.start {self.start:g}: epsilon only falls")
+        within_schedule("explore.epsilon", self.epsilon, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -302,7 +418,7 @@ class Recipe:
     """Environment: MinAtar/<Game>, Atari/<Game>, Procgen/<Game>, or a Gymnasium id."""
     protocol: Protocol
     preset: str = "steady"
-    """Preset this recipe begins as: steady, dqn, double_dqn, qr_dqn (see `steadyq presets`)."""
+    """Preset this recipe begins as (`steadyq presets` lists them)."""
     scale: str = "tiny"
     """Scale this recipe begins as: tiny, small or paper; without it small for Atari and Procgen, tiny elsewhere."""
     steps: int = 100_000
@@ -327,15 +443,16 @@ class Recipe:
         within("steps", self.steps, 1)
         within("seed", self.seed, 0, 2**31 - 1)
         slots = self.replay.capacity // self.protocol.lanes
-        if slots < self.replay.n_step + self.protocol.stack:
+        n = self.replay.largest_n
+        if slots < n + self.protocol.stack:
             raise UserError(
                 f"replay.capacity {self.replay.capacity} leaves {slots} steps for each of {self.protocol.lanes} lanes: "
-                f"n_step {self.replay.n_step} and stack {self.protocol.stack} need more"
+                f"n_step {n} and stack {self.protocol.stack} need more"
             )
-        first = self.protocol.lanes * self.replay.n_step
+        first = self.protocol.lanes * n
         if self.replay.warmup < first:
             raise UserError(
-                f"replay.warmup {self.replay.warmup} ends before the first {self.replay.n_step}-step transition of "
+                f"replay.warmup {self.replay.warmup} ends before the first {n}-step transition of "
                 f"{self.protocol.lanes} lanes is complete: make it at least {first}"
             )
 
@@ -357,7 +474,7 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as TOML, one table per section."""
         plain = {k: v for k, v in self.to_dict().items() if not isinstance(v, dict)}
-        lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
+        lines = [f"layout = {LAYOUT}", *(f"{name} = {_toml(value)}" for name, value in plain.items())]
         for name, table in self.to_dict().items():
             if isinstance(table, dict):
                 lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
@@ -365,7 +482,7 @@ class Recipe:
 
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
-        """Read a recipe written by `to_toml`; unknown or ill-typed fields raise."""
+        """Read a recipe written by `to_toml`; unknown or ill-typed fields raise, an older layout is upgraded."""
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -373,6 +490,11 @@ class Recipe:
         missing = [name for name in ("env", "protocol") if name not in table]
         if missing:
             raise UserError(f"not a recipe: no {missing[0]!r} in it")
+        layout = table.pop("layout", 1)
+        if layout == 1:
+            table = _from_layout_1(table)
+        elif layout != LAYOUT:
+            raise UserError(f"a recipe of layout {layout!r} is not one of this version, which reads 1 and {LAYOUT}")
         blank = cls(env=str(table["env"]), protocol=_build_protocol(table["protocol"]))
         return _merge(blank, table, "")
 
@@ -395,6 +517,29 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def _from_layout_1(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe as written before layout 2: epsilon had three fields, and fields that a kind lacked were kept."""
+    new = {name: dict(value) if isinstance(value, Mapping) else value for name, value in table.items()}
+    explore, said = new.get("explore"), []
+    if isinstance(explore, dict) and (old := explore.keys() & {"start", "end", "decay_steps"}):
+        start, end, over = (explore.pop(name, default) for name, default in EXPLORE_1.items())
+        explore["epsilon"] = f"{start} -> {end} linear {over} steps" if start != end else start
+        said.append(f"{', '.join(f'explore.{name}' for name in EXPLORE_1 if name in old)} became explore.epsilon")
+    for name, section in (("estimator", EstimatorSection), ("network", NetworkSection)):
+        given = new.get(name)
+        if not isinstance(given, dict):
+            continue
+        for leaf, (switch, kinds) in getattr(section, "owners", {}).items():
+            if leaf in given and given.get(switch, _default(section, switch)) not in kinds:
+                del given[leaf]
+    if said:
+        warnings.warn(Upgraded(f"recipe of an older layout: {'; '.join(said)}"), stacklevel=2)
+    return new
+
+
+EXPLORE_1 = {"start": 1.0, "end": 0.01, "decay_steps": 2001}
 
 
 def _build_protocol(table: Any) -> Protocol:
@@ -444,6 +589,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             count = "one or more" if inner[-1] is Ellipsis else len(inner)
             raise UserError(f"{name} needs {count} whole numbers, got {value!r}")
         return tuple(coerce(part, inner[0], name) for part in parts)
+    if kind == Scheduled:
+        return _scheduled(value, name)
     if isinstance(kind, types.UnionType):
         return value
     try:
@@ -465,6 +612,16 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, str):
         raise UserError(f"{name} must be text, got {value!r}")
     return value
+
+
+def _scheduled(value: Any, name: str) -> float | int | str:
+    """A number as it is, a schedule's text in its one form."""
+    if isinstance(value, bool):
+        raise UserError(f"{name} must be a number or a schedule, got {value!r}")
+    schedule = Schedule.of(value, name)
+    if not schedule.constant:
+        return str(schedule)
+    return value if isinstance(value, int | float) else int(schedule.end) if value.isdigit() else schedule.end
 
 
 def _toml(value: Any) -> str:

@@ -28,7 +28,7 @@ from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, take
 from steadyq.value.optim import Adam
-from steadyq.value.shapes import Batch, Draw, Params, Values
+from steadyq.value.shapes import DrawLayout, Params, Values
 
 BATCH, ATOMS = 32, 51
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -71,7 +71,7 @@ class Case:
 
     def ring(self, device: torch.device) -> Ring:
         """A replay buffer full of noise."""
-        ring = Ring(self.spec, self.capacity, gamma=0.99, sampling=Sampling(), device=device)
+        ring = Ring(self.spec, self.capacity, sampling=Sampling(), device=device)
         if self.spec.frame_dtype == "uint8":
             ring.frame.random_(0, 256)
         else:
@@ -95,12 +95,15 @@ class Draws:
     """Fresh randomness for every update, as training draws it."""
 
     def __init__(self, members: int) -> None:
-        self.rng, self.members = np.random.default_rng(0), members
+        self.rng, self.layout = np.random.default_rng(0), DrawLayout(members, BATCH)
 
     def __call__(self) -> Tensor:
-        """One uniform number per sample, an order, and whether to forbid."""
-        order = np.roll(np.arange(self.members), 1)
-        return torch.from_numpy(np.concatenate([self.rng.random(BATCH), order, [1]]))
+        """One packed draw."""
+        packed = self.layout.pack(
+            uniform=self.rng.random(BATCH), order=np.roll(np.arange(self.layout.members), 1), forbid=True, keep=1.0,
+            rate=SETTINGS.adam.rate, horizon=1, gamma=0.99, shift=0, intensity=1.0,
+        )  # fmt: skip
+        return torch.from_numpy(packed)
 
 
 class PlainLoop:
@@ -122,9 +125,8 @@ class PlainLoop:
 
     def __call__(self) -> None:
         """One update."""
-        drawn = self.draws().to(self.device)
-        batch = self.ring.sample(drawn[:BATCH])
-        draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
+        draw = self.draws.layout.unpack(self.draws().to(self.device))
+        batch = self.ring.sample(draw)
         estimator = self.estimator
         with torch.no_grad():
             z = torch.cat([self.one.forward(one, batch.next_observation) for one in self.target])
@@ -180,7 +182,8 @@ class CompiledGrouped(Learner):
 
 def update_of(learner: Learner, ring: Ring) -> Callable[[], None]:
     """A whole update as training runs it: draw, sample, learn, set priorities; captured on a GPU."""
-    learning, draws = Learning(learner, ring, BATCH), Draws(learner.ensemble.members)
+    draws = Draws(learner.ensemble.members)
+    learning = Learning(learner, ring, draws.layout)
     return lambda: learning(draws())
 
 
@@ -196,7 +199,7 @@ def diagnostics_of(learner: Learner, ring: Ring) -> Callable[[], Any]:
     """One row of diagnostics as training measures it, its copy of the parameters included."""
     members, device = learner.ensemble.members, learner.device
     watch = Watch(every=1, batch=MonitorSection().batch, seed=0, lanes=1, gamma=0.99)
-    draw = Draw(torch.arange(members, device=device).roll(1), torch.ones((), dtype=torch.bool, device=device))
+    draw = DrawLayout(members, BATCH).plain(device, order=np.roll(np.arange(members), 1), forbid=True)
 
     def measure() -> dict[str, Any]:
         watch.before(learner)
@@ -209,26 +212,18 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
     """The parts of an update, each captured alone on fixed inputs."""
     device, draws = learner.device, Draws(learner.ensemble.members)
     drawn = draws().to(device)
-    batch: Batch = ring.sample(drawn[:BATCH])
-    draw = Draw(drawn[BATCH:-1].long(), drawn[-1] > 0)
-    target = learner.values(learner.target_low, batch.next_observation)
-    target = Values(target.z.detach(), target.q.detach())
-    y = learner.estimator.backup(target.z[:, :, 0], batch.reward, batch.discount, learner.ceiling).contiguous()
+    draw = draws.layout.unpack(drawn)
+    batch = ring.sample(draw)
+    y, target = learner.targets(batch, draw)
 
     def gradient() -> tuple[Params, Tensor, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
         now = learner.values(leaves, batch.observation)
-        loss, each = learner.loss(now, batch, y)
+        loss, each = learner.loss(now, batch, y, draw.keep)
         found = torch.autograd.grad(loss, list(leaves.values()))
         return dict(zip(leaves, found, strict=True)), each.detach(), now.q.detach()
 
     found, each, q = gradient()
-
-    @torch.no_grad()
-    def targets() -> Tensor:
-        values = learner.values(learner.target_low, batch.next_observation)
-        z = learner.operator(values, values, batch, draw)
-        return learner.estimator.backup(z, batch.reward, batch.discount, learner.ceiling)
 
     @torch.no_grad()
     def record() -> Tensor:
@@ -236,10 +231,10 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
         return torch.stack(list(learner.measure(batch, target, y, each, q).values()))
 
     functions: dict[str, Callable[[], Any]] = {
-        "sample": lambda: ring.sample(drawn[:BATCH]).weight,
-        "targets": targets,
+        "sample": lambda: ring.sample(draws.layout.unpack(drawn)).weight,
+        "targets": lambda: learner.targets(batch, draw)[0],
         "loss and gradient": lambda: gradient()[1],
-        "clip, Adam, Polyak, copies": lambda: learner.step_(found),
+        "clip, Adam, Polyak, copies": lambda: learner.step_(found, draw),
         "priorities, measures": record,
     }
 

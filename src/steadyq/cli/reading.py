@@ -15,6 +15,7 @@ from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Thresholds
 from steadyq.recipe import within
+from steadyq.schedule import Schedule
 
 if TYPE_CHECKING:
     from steadyq.report.curves import Run
@@ -156,10 +157,10 @@ def _probe(path: Path) -> dict[str, Any]:
         step = env.step(action)
         observation = stack.push(step.frame, step.terminated | step.truncated)
     env.close()
-    forward, shown = agent.ensemble.forward, torch.cat(seen)[:size]
+    forward, shown, rate = agent.ensemble.forward, torch.cat(seen)[:size], Schedule.of(recipe.optim.rate).end
     left = {
         name: plasticity_probe(
-            forward, params, shown, generator=torch.Generator().manual_seed(0), steps=steps, rate=recipe.optim.rate
+            forward, params, shown, generator=torch.Generator().manual_seed(0), steps=steps, rate=rate
         )
         for name, params in (("trained", agent.params), ("fresh", agent.ensemble.initial(generator)))
     }

@@ -149,8 +149,8 @@ class StabilityMonitor:
             estimator = Quantile(z_next.shape[-1]) if z_next.shape[-1] > 1 else Scalar()
             no_ceiling = torch.tensor(torch.inf, device=reward.device)
             y = estimator.backup(take(z_next, selecting.argmax(-1)), reward, discount, no_ceiling)
-            q_target = self._z(self.target, observation).mean(-1)
-            q_before = None if self.before is None else self._z_of(self.before, observation).mean(-1)
+            q_target = estimator.q(self._z(self.target, observation))
+            q_before = None if self.before is None else estimator.q(self._z_of(self.before, observation))
         tape = Tape(self.network)
         params = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
         with torch.enable_grad(), tape:
@@ -163,9 +163,10 @@ class StabilityMonitor:
         weights = {name: p.detach()[None] for name, p in params.items()}
         return Snapshot(
             action=action,
-            reward=reward,
+            rewarded=reward > 0,
+            estimator=estimator,
             z=z.detach(),
-            q=z.detach().mean(-1),
+            q=estimator.q(z.detach()),
             q_target=q_target,
             q_next=q_next,
             y=y,

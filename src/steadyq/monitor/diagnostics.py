@@ -22,8 +22,6 @@ __all__ = [
     "action_gap",
     "chance_of_same_action",
     "churn",
-    "clipped_fraction",
-    "crossing_fraction",
     "disagreement",
     "discounted_returns",
     "dormant_fraction",
@@ -68,11 +66,6 @@ def chance_of_same_action(q_next: Tensor, action: Tensor) -> Tensor:
     taken = torch.bincount(action, minlength=actions).double() / len(action)
     chosen = torch.nn.functional.one_hot(q_next.argmax(-1), actions).double().mean(-2)
     return (chosen * taken).sum(-1)
-
-
-def clipped_fraction(y: Tensor, ceiling: Tensor) -> Tensor:
-    """Share of target atoms held at the ceiling, `[member, batch, atom] -> [member]`."""
-    return (y >= ceiling).double().flatten(1).mean(1)
 
 
 def target_gap(online: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,11 +151,6 @@ def tail_ratio(error: Tensor) -> Tensor:
     high, middle = torch.quantile(size, torch.tensor([0.99, 0.5], dtype=torch.float64, device=size.device), dim=1)
     ratio: Tensor = high / middle.clamp_min(1e-300)
     return ratio
-
-
-def crossing_fraction(z: Tensor) -> Tensor:
-    """Share of neighbouring quantiles in the wrong order, `[member, batch, action, atom] -> [member]`."""
-    return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1)
 
 
 def singular_values(features: Tensor) -> Tensor:

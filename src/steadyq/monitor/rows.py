@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from steadyq.monitor import diagnostics as d
+from steadyq.value.estimators import Estimator, td_error
 from steadyq.value.operators import take
 from steadyq.value.shapes import Params
 
@@ -17,7 +18,8 @@ class Snapshot:
     """What one batch shows of a learner; members first, a single network is one member."""
 
     action: Tensor  # [batch]
-    reward: Tensor  # [batch]
+    rewarded: Tensor  # [batch] bool: the action itself
+    estimator: Estimator  # what z and y mean
     z: Tensor  # [member, batch, action, atom] online at s
     q: Tensor  # [member, batch, action] their means
     q_target: Tensor  # [member, batch, action] target network at s
@@ -55,7 +57,7 @@ def row(shot: Snapshot) -> dict[str, Any]:
 
 
 def _operator(shot: Snapshot, columns: dict[str, Any], members: dict[str, Tensor]) -> None:
-    action, rewarded, mean_next = shot.action, shot.reward > 0, shot.q_next.mean(0)
+    action, rewarded, mean_next = shot.action, shot.rewarded, shot.q_next.mean(0)
     mean = shot.q.mean(0)
     columns["q_taken"] = mean.gather(1, action[:, None]).mean()
     columns["q_greedy"] = mean.max(1).values.mean()
@@ -68,7 +70,7 @@ def _operator(shot: Snapshot, columns: dict[str, Any], members: dict[str, Tensor
     members["q_greedy"] = shot.q.max(2).values.mean(1)
     members["target_gap"], members["target_gap_relative"] = d.target_gap(shot.q, shot.q_target)
     if shot.ceiling is not None:
-        members["clipped"] = d.clipped_fraction(shot.y, shot.ceiling)
+        members["clipped"] = shot.estimator.held(shot.y, shot.ceiling).double().mean(1)
 
 
 def _estimator(shot: Snapshot, columns: dict[str, Any], members: dict[str, Tensor]) -> None:
@@ -88,11 +90,11 @@ def _estimator(shot: Snapshot, columns: dict[str, Any], members: dict[str, Tenso
         columns["churn"] = d.churn(shot.q_before.mean(0), mean)
         members["churn"] = d.churn(shot.q_before, shot.q)
     taken = take(shot.z, shot.action.expand(shot.z.shape[0], -1))
-    error = shot.y.mean(-1) - taken.mean(-1)
+    error = td_error(shot.estimator, taken, shot.y)
     members["td_error"] = error.abs().mean(1)
     members["td_kurtosis"], members["td_tail"] = d.tails(error), d.tail_ratio(error)
-    if shot.z.shape[-1] > 1:
-        members["crossing"] = d.crossing_fraction(shot.z)
+    if (crossing := shot.estimator.crossing(shot.z)) is not None:
+        members["crossing"] = crossing
 
 
 def _parameters(

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,19 +53,12 @@ class Watch:
         """One row of diagnostics."""
         start = time.perf_counter()
         self.measured = step
-        shot = snapshot(learner, self.sample(step, ring), draw, self.previous)
+        batch = ring.uniformly(self.batch, np.random.default_rng([self.seed, step]), draw)
+        shot = snapshot(learner, batch, draw, self.previous)
         self.previous = None
         measured = row(shot)
         returns = self.returns.columns()
         return {"step": step, **returns, **measured, "seconds": round(time.perf_counter() - start, 5)}
-
-    def sample(self, step: int, ring: Ring) -> Batch:
-        """Transitions drawn uniformly, whatever the priorities."""
-        there = (ring.priorities.mass > 0).nonzero().squeeze(1)
-        rng = np.random.default_rng([self.seed, step])
-        index = there[torch.from_numpy(rng.integers(len(there), size=self.batch)).to(there.device)]
-        ones = torch.ones(self.batch, device=there.device)
-        return ring.gather(index, ones, ring.priorities.stamp[index])
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything needed to continue."""
@@ -87,7 +80,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     count = len(batch.action)
     together = states_together(learner.ensemble, count, learner.device.type)
     for first in range(0, count, together):
-        piece = Batch(**{field.name: getattr(batch, field.name)[first : first + together] for field in fields(Batch)})
+        piece = batch.part(first, first + together)
         look = _values(learner, piece, draw, previous)
         tap = Tap(learner.ensemble.network)
         with torch.enable_grad():
@@ -104,7 +97,8 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         looks.append({**look, "z": z.detach(), "q": learner.estimator.q(z.detach()), "features": features})
     return Snapshot(
         action=batch.action,
-        reward=batch.reward,
+        rewarded=batch.rewarded,
+        estimator=learner.estimator,
         **{name: torch.cat([look[name] for look in looks], 1) for name in looks[0]},
         weights={name: p.detach() for name, p in learner.online.items()},
         gradients=gradients,
@@ -126,12 +120,17 @@ def states_together(ensemble: Ensemble, count: int, device: str) -> int:
 @torch.no_grad()
 def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
     """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
-    target = learner.values(learner.target_low, batch.next_observation)
-    online = learner.values(learner.online_low, batch.next_observation) if learner.operator.reads_online else target
-    z_next = learner.operator(online, target, batch, draw)
-    y = learner.estimator.backup(z_next, batch.reward, batch.discount, learner.ceiling)
+    y, target = learner.targets(batch, draw)
     found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target_low, batch.observation).q}
     return found if previous is None else {**found, "q_before": learner.values(previous, batch.observation).q}
+
+
+@torch.no_grad()
+def activation_scores(ensemble: Ensemble, params: Params, observation: Tensor) -> Params:
+    """Score of every hidden layer's units by what they put out, `[member, unit]` (ReDo's)."""
+    tap = Tap(ensemble.network)
+    replace(ensemble, network=tap).forward(params, observation)
+    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in tap.outputs.items()}
 
 
 class Tap:

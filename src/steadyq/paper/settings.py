@@ -6,15 +6,16 @@ from rich.table import Table
 from steadyq import envs
 from steadyq.build import ensemble_for
 from steadyq.recipe import Recipe
+from steadyq.schedule import Schedule
 
 
 def hyperparameter_rows(recipe: Recipe) -> list[tuple[str, list[tuple[str, str]]]]:
     """The rows of the paper's Tables 4 and 6, by group, from a recipe."""
-    protocol, replay, optim, explore = recipe.protocol, recipe.replay, recipe.optim, recipe.explore
+    protocol, replay, optim, epsilon = recipe.protocol, recipe.replay, recipe.optim, Schedule.of(recipe.explore.epsilon)
     training = [
         ("Total environment steps", f"{recipe.steps:,}"),
-        ("Discount factor gamma", f"{optim.gamma:g}"),
-        ("Learning rate", f"{optim.rate:g} (Adam)"),
+        ("Discount factor gamma", str(Schedule.of(optim.gamma))),
+        ("Learning rate", f"{Schedule.of(optim.rate)} (Adam)"),
         ("Batch size", f"{replay.batch}"),
         ("Replay buffer size", f"{replay.capacity:,}"),
         ("Start learning after steps", f"{replay.warmup:,}"),
@@ -33,9 +34,9 @@ def hyperparameter_rows(recipe: Recipe) -> list[tuple[str, list[tuple[str, str]]
         ("n-step", f"{replay.n_step}"),
     ]
     exploring = [
-        ("Initial epsilon", f"{explore.start:g}"),
-        ("Final epsilon", f"{explore.end:g}"),
-        ("Epsilon decay steps", f"{explore.decay_steps:,}"),
+        ("Initial epsilon", f"{epsilon.start:g}"),
+        ("Final epsilon", f"{epsilon.end:g}"),
+        ("Epsilon decay steps", f"{epsilon.over:,}"),
     ]
     if replay.alpha:
         buffer = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from steadyq.device.capture import to_device
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Priorities, Sampling
-from steadyq.value.shapes import Batch
+from steadyq.value.shapes import Batch, Draw
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
@@ -28,12 +28,11 @@ class Ring:
         spec: EnvSpec,
         capacity: int,
         *,
-        gamma: float,
         steps: int = 1,
         sampling: Sampling,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.lanes, self.stack, self.n, self.gamma = spec.lanes, spec.stack, steps, gamma
+        self.lanes, self.stack, self.n = spec.lanes, spec.stack, steps
         # On top of the capacity: the open slot, those it takes from the oldest stacks, and open n-step windows.
         self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
         slots = self.length * self.lanes
@@ -53,7 +52,7 @@ class Ring:
         self.wrapped = False  # whether a lane has gone round once
         self.device = torch.device(device)
         self.open_slots = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
-        self._powers = gamma ** torch.arange(steps + 1, device=device, dtype=torch.float32)
+        self._counting = torch.arange(steps + 1, device=device, dtype=torch.float32)
 
     def begin(self, frame: np.ndarray) -> None:
         """Open the first slot of every lane with the first frames."""
@@ -99,14 +98,20 @@ class Ring:
         self._open(opened, frame.view(lanes, *self.frame.shape[1:]), age)
         return self.open_slots.copy_(opened)
 
-    def sample(self, uniform: Tensor) -> Batch:
-        """Draw one transition per entry of `uniform[batch]` in [0, 1)."""
-        index, weight, stamp = self.priorities.sample(uniform)
-        return self.gather(index, weight, stamp)
+    def sample(self, draw: Draw) -> Batch:
+        """Draw one transition per entry of `draw.uniform[batch]`, with the draw's n and discount."""
+        index, weight, stamp = self.priorities.sample(draw.uniform)
+        return self.gather(index, weight, stamp, draw)
 
-    def gather(self, index: Tensor, weight: Tensor, stamp: Tensor) -> Batch:
+    def uniformly(self, count: int, rng: np.random.Generator, draw: Draw) -> Batch:
+        """Draw transitions uniformly, whatever the priorities."""
+        there = (self.priorities.mass > 0).nonzero().squeeze(1)
+        index = there[torch.from_numpy(rng.integers(len(there), size=count)).to(there.device)]
+        return self.gather(index, torch.ones(count, device=there.device), self.priorities.stamp[index], draw)
+
+    def gather(self, index: Tensor, weight: Tensor, stamp: Tensor, draw: Draw) -> Batch:
         """Rebuild the n-step transitions that begin at the given slots."""
-        reward, discount, last = self._window(index)
+        reward, discount, last = self._window(index, draw)
         return Batch(
             observation=self.observation(index),
             action=self.action[index],
@@ -116,20 +121,26 @@ class Ring:
             weight=weight,
             index=index,
             stamp=stamp,
+            rewarded=self.reward[index] > 0,
         )
 
-    def _window(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot."""
+    def _window(self, index: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+        """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot.
+
+        Windows are gathered up to the largest n there will be; `draw.horizon` says how much of them counts.
+        """
+        gamma = draw.gamma.float()
         if self.n == 1:
-            return self.reward[index], self.gamma * (self.end[index] != TERMINATED), index
+            return self.reward[index], gamma * (self.end[index] != TERMINATED), index
+        powers = gamma**self._counting
         window = torch.stack([self._shift(index, k) for k in range(self.n)], dim=1)  # [batch, n]
         ended = self.end[window] != RUNNING
         # A step counts while no earlier step of the window ended the trajectory.
-        counts = ended.cumsum(1) - ended.long() == 0
+        counts = (ended.cumsum(1) - ended.long() == 0) & (self._counting[1:] <= draw.horizon)
         taken = counts.sum(1)  # 1..n
-        reward = (self.reward[window] * self._powers[:-1] * counts).sum(1)
+        reward = (self.reward[window] * powers[:-1] * counts).sum(1)
         last = window.gather(1, taken[:, None] - 1).squeeze(1)
-        return reward, self._powers[taken] * (self.end[last] != TERMINATED), last
+        return reward, powers[taken] * (self.end[last] != TERMINATED), last
 
     def observation(self, index: Tensor) -> Tensor:
         """Rebuild the stacked observations at the given slots, [batch, stack * channel, ...]."""

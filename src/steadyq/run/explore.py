@@ -1,6 +1,4 @@
-"""How the agent acts while it learns: epsilon-greedy on the ensemble's mean value."""
-
-from dataclasses import dataclass
+"""How the agent acts while it learns: epsilon-greedy on the values its ensemble acts by."""
 
 import numpy as np
 import torch
@@ -8,19 +6,6 @@ from torch import Tensor
 
 from steadyq.device.capture import to_device
 from steadyq.envs.vector import EnvSpec
-
-
-@dataclass(frozen=True)
-class Epsilon:
-    """Linear decay from `start` to `end` over the first `decay_steps` steps."""
-
-    start: float = 1.0
-    end: float = 0.01
-    decay_steps: int = 2001
-
-    def at(self, step: int) -> float:
-        """Return epsilon at an environment step."""
-        return max(self.end, self.start + (self.end - self.start) * step / self.decay_steps)
 
 
 class FrameStack:

@@ -26,7 +26,7 @@ from steadyq.run.progress import Display
 from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Writer, begin
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, DrawLayout
 
 
 class Interrupted(RuntimeError):
@@ -168,8 +168,8 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
-        batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros)
-        draw = Draw(torch.arange(members, device=device), torch.tensor(False, device=device))
+        batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
+        draw = DrawLayout(members, batch_size).plain(device)
         update = Captured(lambda _: learner.update(batch, draw).priority, device)
         best = float("inf")
         for _ in range(3 if device.type == "cpu" else Captured.warm_calls + 3):

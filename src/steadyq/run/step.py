@@ -12,25 +12,29 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.agent import Agent
-from steadyq.build import computing, device_for, estimator_for, learner_for, ring_for
+from steadyq.build import acting_for, computing, device_for, estimator_for, learner_for, regulation_for, ring_for
 from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
-from steadyq.monitor.watch import Watch
+from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
 from steadyq.run.evaluate import greedy_policy, play_games, random_policy, scored
-from steadyq.run.explore import Epsilon, EpsilonGreedy
+from steadyq.run.explore import EpsilonGreedy
 from steadyq.run.progress import mean_of_last
 from steadyq.run.provenance import provenance
-from steadyq.run.update import Learning
+from steadyq.run.update import Draws, Learning
 from steadyq.run.writer import Checkpoint, Writer
+from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
 from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for
-from steadyq.value.regulation import reinitialise_, spike_ratios
-from steadyq.value.shapes import Draw
+from steadyq.value.regulation import Evidence, spike_ratios
+from steadyq.value.shapes import Params
 
 AUTO_HORIZON = 1000
 """Steps over which `operator.forbid auto` averages how often experience is rewarded."""
+
+SCORED_STATES = 64
+"""Transitions on which units are scored where a regulation reads them."""
 
 
 class Diverged(RuntimeError):
@@ -49,16 +53,20 @@ class Training:
         self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
         self.learner = learner_for(recipe, self.spec, self.generator, self.device)
         self.ring = ring_for(recipe, self.spec, self.device)
-        self.ceiling = Ceiling(self.spec.lanes, recipe.optim.gamma)
+        self.regulation = regulation_for(recipe)
+        self.ceiling = Ceiling(self.spec.lanes, Schedule.of(recipe.optim.gamma).largest)
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
-        self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
+        self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
         self.rewarded_share = 0.0
-        self.learning = Learning(self.learner, self.ring, recipe.replay.batch)
+        self.draws = Draws(recipe, self.spec)
+        self.learning = Learning(self.learner, self.ring, self.draws.layout)
+        self.acting = acting_for(recipe, training=True)
+        self.member = torch.zeros(self.spec.lanes, dtype=torch.int64, device=self.device)  # that each lane's game drew
         self.sums = self.learning.sums
         self._act = Captured(self._act_on_device, self.device)
         self._store = Captured(self.ring.write, self.device)
@@ -68,6 +76,7 @@ class Training:
     def start(self) -> None:
         """Begin the first games."""
         self.ring.begin(self.env.reset())
+        self._draw_members(np.ones(self.spec.lanes, bool))
 
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
@@ -79,7 +88,7 @@ class Training:
         self.diagnosed = None
         before = self.step_count
         q = Readback(self.act_values())
-        choose = EpsilonGreedy(lanes, self.spec.num_actions, self.epsilon.at(before), self.rng)
+        choose = EpsilonGreedy(lanes, self.spec.num_actions, self.share_random(before), self.rng)
         self.step_count += lanes
         vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
         if warm and vector_step % recipe.replay.every == 0:
@@ -100,32 +109,35 @@ class Training:
         )
         self._count_games(step.reward, step.game_over)
 
-        if warm and vector_step % recipe.regulation.every == 0:
-            self.regulate()
+        if warm:
+            self.regulate(measuring=vector_step % recipe.regulation.every == 0)
         if before // recipe.record.every != self.step_count // recipe.record.every:
             return self.record()
         return None
 
     def act_values(self) -> Tensor:
-        """The acting networks' mean value of every action, [lane, action]."""
+        """The value by which the ensemble acts, [lane, action]."""
         return self._act(self.ring.open_slots)
 
     @torch.no_grad()
     def _act_on_device(self, slots: Tensor) -> Tensor:
         learner, observation = self.learner, self.ring.observation(slots)
         params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
-        return learner.values(params, observation).q.mean(0)
+        return self.acting(learner.values(params, observation).q, self.member)
+
+    def share_random(self, step: int) -> float:
+        """Epsilon after so many steps."""
+        return self.epsilon.at(step, self.learner.since_restart)
 
     def learn(self, updates: int = 1) -> None:
         """Update on fresh batches; what is random in all of them travels to the device at once."""
-        operator, members = self.recipe.operator, self.recipe.ensemble.members
-        drawn = np.empty((updates, self.recipe.replay.batch + members + 1))
-        for row in drawn:
-            uniform = self.rng.random(self.recipe.replay.batch)
-            order = order_for(operator.exchange, members, self.rng)
-            row[:] = np.concatenate([uniform, order, [self.forbids]])
-        for row in to_device(drawn, self.device):
-            self.learning(row)
+        since = self.learner.since_restart
+        drawn = [
+            self.draws(self.rng, forbids=self.forbids, step=self.step_count, since=since + done)
+            for done in range(updates)
+        ]
+        for packed in to_device(np.array(drawn), self.device) if drawn else ():
+            self.learning(packed)
 
     @property
     def forbids(self) -> bool:
@@ -145,35 +157,47 @@ class Training:
         self.learn(updates - 1 - after)
         watch.before(self.learner)
         self.learn()
-        members, own = self.recipe.ensemble.members, np.random.default_rng([self.recipe.seed, self.step_count, 1])
-        order = order_for(self.recipe.operator.exchange, members, own).to(self.device)
-        draw = Draw(order, torch.tensor(self.forbids, device=self.device))
+        own, since = np.random.default_rng([self.recipe.seed, self.step_count, 1]), self.learner.since_restart
+        draw = self.draws.layout.plain(
+            self.device,
+            order=order_for(self.recipe.operator.exchange, self.recipe.ensemble.members, own),
+            forbid=self.draws.forbids(self.forbids, self.step_count, since),
+            horizon=self.draws.horizon(self.step_count, since),
+            gamma=self.draws.gamma.at_complement(self.step_count, since),
+        )
         self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
         self.writer.diagnostic(self.diagnosed)
         self.learn(after)
 
-    def regulate(self) -> None:
-        """Measure every monitored layer's spike ratio; reset what exceeds the threshold."""
-        section, network = self.recipe.regulation, self.learner.ensemble.network
-        layers = network.monitored
-        ratios = spike_ratios(self.learner.online, layers, section.quantile).cpu()
-        rounded = _rounded(ratios)
-        self.writer.event("spikes", self.step_count, layers=list(layers), ratios=rounded)
-        mask = ratios > section.threshold
-        if section.intervention == "none" or not mask.any():
+    def regulate(self, measuring: bool) -> None:
+        """Measure every monitored layer's spike ratio where that is due, and intervene where the regulation says so.
+
+        At the last step nothing is touched any more: it would be evaluated untrained.
+        """
+        learner, regulation = self.learner, self.regulation
+        due = (
+            regulation is not None
+            and self.step_count < self.recipe.steps
+            and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+        )
+        if not (measuring or due):
             return
-        learner = self.learner
-        reinitialise_(mask, layers, learner.ensemble, learner.online, learner.target, learner.adam, self.generator)
-        learner.refresh()
-        for member, layer in mask.nonzero().tolist():
+        layers = learner.ensemble.network.monitored
+        ratios = spike_ratios(learner.online, layers, self.recipe.regulation.quantile).cpu()
+        if measuring:
+            self.writer.event("spikes", self.step_count, layers=list(layers), ratios=_rounded(ratios))
+        if regulation is None or not due:
+            return
+        scores = self.unit_scores() if regulation.trigger.reads_units else {}
+        for event in regulation(learner, Evidence(layers, ratios, scores), self.generator):
             self.resets += 1
-            self.writer.event(
-                "reset",
-                self.step_count,
-                member=member,
-                layer=layers[layer],
-                ratio=rounded[member][layer],
-            )
+            self.writer.event("reset", self.step_count, **event)
+
+    def unit_scores(self) -> Params:
+        """How much each unit puts out beside its layer's others, on transitions drawn uniformly."""
+        rng = np.random.default_rng([self.recipe.seed, self.step_count, 2])
+        batch = self.ring.uniformly(SCORED_STATES, rng, self.draws.layout.plain(self.device))
+        return activation_scores(self.learner.ensemble, self.learner.online_low, batch.observation)
 
     def record(self) -> dict[str, Any]:
         """Write a row of metrics: means since the last one."""
@@ -191,7 +215,7 @@ class Training:
             "games": self.games,
             "return_10": mean_of_last(10, self.recent),
             "return_100": mean_of_last(100, self.recent),
-            "epsilon": self.epsilon.at(self.step_count),
+            "epsilon": self.share_random(self.step_count),
             "ceiling": self.ceiling.value if math.isfinite(self.ceiling.value) else None,
             "resets": self.resets,
             **means,
@@ -227,7 +251,7 @@ class Training:
         return self.wall
 
     def _watch(self) -> Watch | None:
-        section, gamma = self.recipe.monitor, self.recipe.optim.gamma
+        section, gamma = self.recipe.monitor, Schedule.of(self.recipe.optim.gamma).largest
         if section.every == 0:
             return None
         return Watch(
@@ -244,6 +268,13 @@ class Training:
                 "game", self.step_count, lane=int(lane), score=float(self.score[lane]), steps=int(self.game_steps[lane])
             )
             self.score[lane], self.game_steps[lane] = 0.0, 0
+        self._draw_members(game_over)
+
+    def _draw_members(self, lanes: np.ndarray) -> None:
+        """Where one member acts for a whole game, draw it for the lanes that begin one."""
+        if self.recipe.ensemble.act == "member" and lanes.any():
+            drawn = self.rng.integers(self.recipe.ensemble.members, size=len(lanes))
+            self.member.copy_(to_device(np.where(lanes, drawn, self.member.cpu().numpy()), self.device))
 
     def computes(self) -> dict[str, str]:
         """Where and how the updates run."""
@@ -252,7 +283,8 @@ class Training:
     def agent(self) -> Agent:
         """The agent as it is now."""
         learner = self.learner
-        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count)
+        acting = acting_for(self.recipe, training=False)
+        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count, acting)
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""
@@ -270,6 +302,7 @@ class Training:
                     "score": torch.from_numpy(self.score),
                     "game_steps": torch.from_numpy(self.game_steps),
                     "sums": self.sums,
+                    "member": self.member,
                 },
                 "env": {name: torch.from_numpy(array) for name, array in self.env.state().items()},
                 "ceiling": {name: torch.from_numpy(array) for name, array in self.ceiling.state().items()},
@@ -280,6 +313,7 @@ class Training:
             plain={
                 "step": self.step_count,
                 "updates": learner.updates,
+                "restarted": learner.restarted,
                 "games": self.games,
                 "resets": self.resets,
                 "recent": list(self.recent),
@@ -315,6 +349,7 @@ class Training:
         self.score[:] = loop["score"].numpy()
         self.game_steps[:] = loop["game_steps"].numpy()
         self.sums.copy_(loop["sums"])
+        self.member.copy_(loop.get("member", torch.zeros_like(self.member)))
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
         self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
         if self.watch and "monitor" in tensors:
@@ -322,6 +357,7 @@ class Training:
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
         self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
+        learner.restarted = plain.get("restarted", 0)
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()

@@ -1,35 +1,89 @@
-"""The device's part of an update, captured once: sample, learn, set priorities, add up what was measured."""
+"""An update's two halves: what the host draws and decides, and what the device does with it, captured once."""
 
+from typing import assert_never
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.build import augmentation_for, draw_layout
 from steadyq.device.capture import Captured
+from steadyq.envs.vector import EnvSpec
+from steadyq.recipe import Recipe
+from steadyq.replay.augmentation import augmented
 from steadyq.replay.ring import Ring
+from steadyq.schedule import Schedule
 from steadyq.value.learner import MEASURES, Learner
-from steadyq.value.shapes import Draw
+from steadyq.value.operators import order_for
+from steadyq.value.shapes import DrawLayout
+
+
+class Draws:
+    """The host's half: everything random or scheduled in an update, as one vector."""
+
+    def __init__(self, recipe: Recipe, spec: EnvSpec) -> None:
+        self.recipe, self.layout = recipe, draw_layout(recipe, spec)
+        self.augmentation = augmentation_for(recipe, spec)
+        self.rate, self.gamma = Schedule.of(recipe.optim.rate), Schedule.of(recipe.optim.gamma)
+        self.n_step = Schedule.of(recipe.replay.n_step)
+
+    def horizon(self, step: int, since: int) -> int:
+        """n of the n-step return now."""
+        return round(self.n_step.at(step, since))
+
+    def __call__(self, rng: np.random.Generator, *, forbids: bool, step: int, since: int) -> np.ndarray:
+        """Draw for one update, after `step` steps and `since` updates from the last scheduled reset."""
+        uniform = rng.random(self.layout.batch)
+        order = order_for(self.recipe.operator.exchange, self.layout.members, rng)
+        return self.layout.pack(
+            uniform=uniform,
+            order=order,
+            forbid=self.forbids(forbids, step, since),
+            keep=self.keep(rng),
+            rate=self.rate.at(step, since),
+            horizon=self.horizon(step, since),
+            gamma=self.gamma.at_complement(step, since),
+            **self.augmentation.draw(self.layout.batch, rng),
+        )
+
+    def forbids(self, wanted: bool, step: int, since: int) -> bool:
+        """Whether the rewarded action is forbidden: n steps later it may not have anything to do with the bootstrap."""
+        return wanted and (self.recipe.operator.forbid_until == "any_step" or self.horizon(step, since) == 1)
+
+    def keep(self, rng: np.random.Generator) -> np.ndarray | float:
+        """Which members learn from which samples."""
+        section = self.recipe.ensemble
+        match section.learn:
+            case "all":
+                return 1.0
+            case "one":
+                return np.eye(section.members)[:, [rng.integers(section.members)]]
+            case "some":
+                return (rng.random((section.members, self.layout.batch)) < section.share).astype(float)
+        assert_never(section.learn)
 
 
 class Learning:
-    """Calls with `drawn[batch + member + 1]`: one uniform number per sample, the order of exchange, whether to forbid.
+    """The device's half, called with a packed draw: sample, learn, set priorities, add up what was measured.
 
     Everything random or decided by the host comes in through that vector, so that a captured graph never repeats it.
     """
 
-    def __init__(self, learner: Learner, ring: Ring, batch: int) -> None:
-        self.learner, self.ring, self.batch = learner, ring, batch
+    def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout) -> None:
+        self.learner, self.ring, self.layout = learner, ring, layout
         self.sums = torch.zeros(len(MEASURES) + 1, device=learner.device)  # of what updates measured, and their number
         self.captured = Captured(self.on_device, learner.device)
 
-    def __call__(self, drawn: Tensor) -> None:
+    def __call__(self, packed: Tensor) -> None:
         """One update."""
-        self.captured(drawn)
+        self.captured(packed)
         self.learner.count()
 
-    def on_device(self, drawn: Tensor) -> Tensor:
+    def on_device(self, packed: Tensor) -> Tensor:
         """What is captured."""
-        draw = Draw(order=drawn[self.batch : -1].long(), forbid=drawn[-1] > 0)
-        batch = self.ring.sample(drawn[: self.batch])
-        update = self.learner.update(batch, draw)
+        draw = self.layout.unpack(packed)
+        batch = self.ring.sample(draw)
+        update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
         self.sums[:-1] += torch.stack([update.measures[name] for name in MEASURES])
         self.sums[-1] += 1

@@ -158,7 +158,7 @@ class Writer:
         """Append a row of diagnostics."""
         self._append("diagnostics", row)
 
-    def event(self, kind: str, step: int, **values: Any) -> None:
+    def event(self, kind: str, step: int, /, **values: Any) -> None:
         """Append an event."""
         self._append("events", {"event": kind, "step": step, **values})
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steadyq.device.kernels.adam import BLOCK, adam_
-from steadyq.value.optim import Adam, AdamState, clip_scale
+from steadyq.value.optim import Adam, AdamState, clip_scale, decays
 from steadyq.value.shapes import Params
 
 LARGE = 1 << 20
@@ -25,7 +25,9 @@ class Flat:
     `target_low` are what forward passes read: copies in `dtype`, but for the `exact` ones, or the parameters.
     """
 
-    def __init__(self, initial: Params, settings: Adam, dtype: torch.dtype, exact: tuple[str, ...]) -> None:
+    def __init__(
+        self, initial: Params, settings: Adam, dtype: torch.dtype, exact: tuple[str, ...], by_unit: bool = False
+    ) -> None:
         some = next(iter(initial.values()))
         self.members, self.device = some.shape[0], some.device
         self.settings, self.rate = settings, torch.tensor(settings.rate, device=self.device)
@@ -35,10 +37,13 @@ class Flat:
         self.size = BLOCK * sum(blocks)
         tensor = [i for i, count in enumerate(blocks) for _ in range(count)]
         self.segment = torch.tensor(tensor, dtype=torch.int32, device=self.device)
-        self.steps = torch.zeros(self.members, len(blocks), device=self.device)
+        self.steps = self._buffer() if by_unit else torch.zeros(self.members, len(blocks), device=self.device)
+        coefficients = [settings.decay if decays(p) else 0.0 for p in initial.values()]
+        self.decay = torch.tensor(coefficients, device=self.device) if settings.decay else None
         self.buffers = {name: self._buffer() for name in ("online", "target", "first", "second")}
         self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())
-        self.adam = AdamState(first, second, dict(zip(self.shapes, self.steps.unbind(1), strict=True)))
+        steps = self.views(self.steps) if by_unit else dict(zip(self.shapes, self.steps.unbind(1), strict=True))
+        self.adam = AdamState(first, second, steps)
         self.dtype, self.exact = dtype, exact
         padding = torch.zeros(self.members, BLOCK, device=self.device)
         self.zeros = {each: padding.to(each) for each in (dtype, torch.float32)}
@@ -57,18 +62,31 @@ class Flat:
         return {name: self._view(buffer, name) for name in self.shapes}
 
     @torch.no_grad()
-    def step_(self, gradient: Params, clip: float, tau: float | None) -> Tensor:
-        """One step of every member, and of its target unless tau is None; returns the gradient norms, [member]."""
+    def step_(
+        self,
+        gradient: Params,
+        clip: float,
+        tau: float | None,
+        active: Tensor | None = None,
+        rate: Tensor | None = None,
+    ) -> Tensor:
+        """One step of every active member, and of all targets unless tau is None; returns the gradient norms, [member].
+
+        `rate` replaces the learning rate from now on.
+        """
         parts = self.runs(gradient)
         norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float32) for _, g in parts]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         scale = clip_scale(norm, clip)
-        self.steps += 1
+        if rate is not None:
+            self.rate.copy_(rate)
+        self.steps += 1 if active is None else (active > 0)[:, None]
         online_low, target_low = self.low or (None, None)
         for start, part in parts:
             adam_(
                 self.buffers["online"], self.buffers["first"], self.buffers["second"], part, start=start,
                 step=self.steps, scale=scale, lr=self.rate, betas=self.settings.betas, eps=self.settings.epsilon,
+                active=active, decay=self.decay,
                 target=None if tau is None else self.buffers["target"], tau=tau or 0.0,
                 shadow=online_low, target_shadow=None if tau is None else target_low, segment=self.segment,
             )  # fmt: skip

@@ -26,6 +26,7 @@ class Settings:
     clip: float
     tau: float
     hard_copy_every: int
+    unit_steps: bool = False  # whether Adam counts the steps of every parameter alone, so that units can be reset
 
 
 MEASURES = (
@@ -70,56 +71,71 @@ class Learner:
         if self.device.type == "cpu" and ensemble.dtype == torch.float32:
             self.online = self.online_low = initial
             self.target = self.target_low = {name: p.clone() for name, p in initial.items()}
-            self.adam = AdamState.zeros(self.online)
+            self.adam = AdamState.zeros(self.online, settings.unit_steps)
         else:
             last = (f"{ensemble.last}.weight", f"{ensemble.last}.bias")
-            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, exact=last)
+            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, last, settings.unit_steps)
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
         self.ceiling = torch.full((), torch.inf, device=device)
-        self.updates = 0
+        self.updates = self.restarted = 0  # gradient steps, and their number at the last scheduled reset
+
+    @property
+    def since_restart(self) -> int:
+        """Updates since the last scheduled reset."""
+        return self.updates - self.restarted
+
+    def restart(self) -> None:
+        """Let schedules begin again."""
+        self.restarted = self.updates
 
     def values(self, params: Params, observation: Tensor) -> Values:
         """Distributions and means at the observations."""
         z = self.ensemble.forward(params, observation)
         return Values(z, self.estimator.q(z))
 
-    def loss(self, now: Values, batch: Batch, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weighted loss summed over members, and per-sample losses `[member, batch]`."""
+    @torch.no_grad()
+    def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values]:
+        """Return what predictions are regressed towards, y[member, batch, atom], and the target networks at s'."""
+        target = self.values(self.target_low, batch.next_observation)
+        online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
+        z_next = self.operator(online, target, batch, draw)
+        return self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling), target
+
+    def loss(self, now: Values, batch: Batch, y: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
         action = batch.action.expand(now.z.shape[0], -1)
         each = self.estimator.loss(take(now.z, action), y)
-        return (batch.weight * each.sum(0)).mean(), each
+        return (batch.weight * (each * keep).sum(0)).mean(), each
 
     def update(self, batch: Batch, draw: Draw) -> Update:
-        """One gradient step of every member, and the target's step towards it."""
+        """One gradient step of every member that learns, and the targets' step towards the online networks."""
         beside = Beside(self.device)
-        with beside.reading(batch, draw), torch.no_grad():
-            target = self.values(self.target_low, batch.next_observation)
-            online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
-            z_next = self.operator(online, target, batch, draw)
-            y = self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling)
+        with beside.reading(batch, draw):
+            y, target = self.targets(batch, draw)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
         now = self.values(leaves, batch.observation)
         beside.join()
-        loss, each = self.loss(now, batch, y)
+        loss, each = self.loss(now, batch, y, draw.keep)
         gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         each, q = each.detach(), now.q.detach()
         with torch.no_grad():
             with beside.reading(target, y, each, q):
                 measures = self.measure(batch, target, y, each, q)
-            norm = self.step_(gradient)
+            norm = self.step_(gradient, draw)
             beside.join()
             measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
         return Update(priority=each.mean(0), measures=measures)
 
-    def step_(self, gradient: Params) -> Tensor:
+    def step_(self, gradient: Params, draw: Draw) -> Tensor:
         """Move online and target parameters; returns each member's gradient norm."""
-        settings = self.settings
+        settings, active = self.settings, draw.keep.amax(1)
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
-            return self.flat.step_(gradient, settings.clip, tau)
+            return self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
         norm = member_norm(gradient)
-        settings.adam.step_(self.online, gradient, self.adam, clip_scale(norm, settings.clip))
+        scale = clip_scale(norm, settings.clip)
+        settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
         if tau is not None:
             polyak_(self.target, self.online, tau)
         return norm
@@ -145,15 +161,15 @@ class Learner:
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
-        rewarded = batch.reward > 0
+        rewarded = batch.rewarded
         same = target.q.mean(0).argmax(-1) == batch.action
         return {
             "loss": (batch.weight * each).mean(),
             "q_taken": taken.mean(),
             "q_max": q.max(-1).values.mean(),
             "q_spread": q.std(0, correction=0).mean(),
-            "target": y.mean(),
-            "clipped": (y >= self.ceiling).float().mean(),
+            "target": self.estimator.value(y).mean(),
+            "clipped": self.estimator.held(y, self.ceiling).mean(),
             "same_action": same.float().mean(),
             "rewarded": rewarded.float().mean(),
             "same_action_and_rewarded": (same & rewarded).float().mean(),

@@ -5,7 +5,7 @@ so that the one-line bodies below read like the equations they implement.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, assert_never
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from steadyq.value.shapes import Batch, Draw, Values
 
 
 class Operator(Protocol):
-    """A pure function from values at s' to the distribution that is backed up."""
+    """A pure function from values at s' to what is backed up."""
 
     @property
     def reads_online(self) -> bool:
@@ -35,10 +35,10 @@ def take(z: Tensor, a: Tensor) -> Tensor:
     return z.gather(2, a[..., None, None].expand(-1, -1, 1, z.shape[-1])).squeeze(2)
 
 
-def forbid_rewarded_action(q: Tensor, action: Tensor, reward: Tensor, active: Tensor) -> Tensor:
+def forbid_rewarded_action(q: Tensor, action: Tensor, rewarded: Tensor, active: Tensor) -> Tensor:
     """Return q with the taken action at -inf wherever it was rewarded: a' != a if r > 0 (Eq. l.369)."""
     taken = torch.arange(q.shape[-1], device=q.device) == action[:, None]  # [batch, action]
-    return q.masked_fill(taken & (reward > 0)[:, None] & active, -torch.inf)
+    return q.masked_fill(taken & rewarded[:, None] & active, -torch.inf)
 
 
 def exchange(a: Tensor, order: Tensor) -> Tensor:
@@ -69,10 +69,25 @@ class Double:
 
 
 @dataclass(frozen=True)
+class Maxmin:
+    """Maxmin Q-learning: max over actions of the least value any member gives it (Lan et al. 2020)."""
+
+    reads_online: ClassVar[bool] = False
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return for all members z_i(s', a*), a* = argmax_a min_j q_j, i the member whose value of a* is the least."""
+        least, whose = target.q.min(0)  # [batch, action] each
+        a = greedy(least)  # [batch]
+        i = whose.gather(1, a[:, None]).squeeze(1)
+        z = take(target.z, a.expand(len(target.z), -1))  # [member, batch, atom]
+        return z[i, torch.arange(len(a), device=a.device)].expand_as(z)
+
+
+@dataclass(frozen=True)
 class Controlled:
     """The paper's operator (Algorithm 1): member i values the action member pi(i) selected, never the rewarded one.
 
-    Exchange and constraint arrive as `draw.order` and `draw.forbid`; `order_for` and the training loop decide them.
+    Exchange and constraint arrive as `draw.order` and `draw.forbid`; `order_for` and the host's draws decide them.
     """
 
     selector: Literal["target", "online"] = "target"
@@ -85,17 +100,24 @@ class Controlled:
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z_i(s', a*_pi(i)) of the target networks."""
         q = target.q if self.selector == "target" else online.q
-        q = forbid_rewarded_action(q, batch.action, batch.reward, draw.forbid)
+        q = forbid_rewarded_action(q, batch.action, batch.rewarded, draw.forbid)
         return take(target.z, exchange(greedy(q), draw.order))
 
 
 def order_for(
     exchange: Literal["derangement", "permutation", "none"], members: int, rng: np.random.Generator
-) -> Tensor:
+) -> np.ndarray:
     """Draw pi over the members: without fixed points (`derangement`), uniform (`permutation`) or the identity."""
-    if exchange == "none" or members == 1:
-        return torch.arange(members)
-    order = rng.permutation(members)
-    while exchange == "derangement" and (order == np.arange(members)).any():
-        order = rng.permutation(members)
-    return torch.from_numpy(order)
+    if members == 1:
+        return np.arange(1)
+    match exchange:
+        case "none":
+            return np.arange(members)
+        case "permutation":
+            return rng.permutation(members)
+        case "derangement":
+            order = rng.permutation(members)
+            while (order == np.arange(members)).any():
+                order = rng.permutation(members)
+            return order
+    assert_never(exchange)

@@ -11,20 +11,33 @@ from steadyq.value.shapes import Params
 
 @dataclass
 class AdamState:
-    """Moments and step counts; `step[name][member]` restarts alone when that member's layer is reset."""
+    """Moments and step counts; `step[name][member]` restarts alone when that member's layer is reset.
+
+    Where single units are reset, every parameter counts for itself: `step[name]` has the parameter's shape.
+    """
 
     first: Params
     second: Params
-    step: Params  # [member] float32 per tensor
+    step: Params
 
     @classmethod
-    def zeros(cls, params: Params) -> "AdamState":
+    def zeros(cls, params: Params, by_unit: bool = False) -> "AdamState":
         """Start with empty moments."""
         return cls(
             first={name: torch.zeros_like(p) for name, p in params.items()},
             second={name: torch.zeros_like(p) for name, p in params.items()},
-            step={name: torch.zeros(p.shape[0], device=p.device) for name, p in params.items()},
+            step={
+                name: torch.zeros(p.shape if by_unit else p.shape[:1], device=p.device) for name, p in params.items()
+            },
         )
+
+    def clear_(self, name: str, where: Tensor) -> None:
+        """Forget moments and steps of the members `where[member]`, or of the parameters where[member, ...]."""
+        step = self.step[name]
+        if where.dim() > 1 and step.dim() == 1:
+            raise ValueError(f"{name} counts its steps by member: start with `AdamState.zeros(params, by_unit=True)`")
+        for state in (self.first[name], self.second[name], step):
+            state.masked_fill_(along(where, state) if where.dim() == 1 else where, 0)
 
 
 def member_norm(gradient: Params) -> Tensor:
@@ -44,53 +57,99 @@ def along(members: Tensor, like: Tensor) -> Tensor:
     return members.view(-1, *[1] * (like.dim() - 1))
 
 
+def decays(p: Tensor) -> bool:
+    """Whether weight decay takes hold of p[member, ...]: of weights, not of biases and scales."""
+    return p.dim() > 2
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam's constants; `step_` moves every member by its own gradient, scale and step count.
 
     Clearing moments without their step count would make the next updates 3-6 x rate (the corrections have faded
-    while v is tiny); with the count cleared too they stay at 1 x rate.
+    while v is tiny); with the count cleared too they stay at 1 x rate. `decay` is AdamW's, of weights alone.
     """
 
     rate: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    decay: float = 0.0
 
     @torch.no_grad()
-    def step_(self, params: Params, gradient: Params, state: AdamState, scale: Tensor) -> None:
-        """Take one step on `scale[member] * gradient`, in place; PyTorch's fused pass where it runs."""
-        if next(iter(params.values())).device.type == "cpu":
-            self.fused_(params, gradient, state, scale)
+    def step_(
+        self,
+        params: Params,
+        gradient: Params,
+        state: AdamState,
+        scale: Tensor,
+        active: Tensor | None = None,
+        rate: Tensor | None = None,
+    ) -> None:
+        """Take one step on `scale[member] * gradient`, in place; members with `active[member]` 0 stay as they are."""
+        some, count = next(iter(params.items()))
+        lr = self.rate if rate is None else float(rate)
+        by_unit = state.step[some].dim() > 1
+        if count.device.type == "cpu" and not by_unit:
+            self.fused_(params, gradient, state, scale, active, lr)
         else:
-            self.plain_(params, gradient, state, scale)
+            self.plain_(params, gradient, state, scale, active, lr)
 
-    def plain_(self, params: Params, gradient: Params, state: AdamState, scale: Tensor) -> None:
-        """The formula: p -= rate * m_hat / (sqrt(v_hat) + epsilon)."""
+    def plain_(
+        self,
+        params: Params,
+        gradient: Params,
+        state: AdamState,
+        scale: Tensor,
+        active: Tensor | None = None,
+        lr: float | None = None,
+    ) -> None:
+        """The formula: p -= rate * m_hat / (sqrt(v_hat) + epsilon), after p -= rate * decay * p."""
         beta1, beta2 = self.betas
-        for name, p in params.items():
-            g = gradient[name] * along(scale, p)
-            m, v, t = state.first[name], state.second[name], state.step[name]
-            t.add_(1)
-            m.lerp_(g, 1 - beta1)
-            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            root = (v.sqrt() / along(risen(beta2, t).sqrt(), p)).add_(self.epsilon)
-            p.sub_(along(self.rate / risen(beta1, t), p) * m / root)
-
-    def fused_(self, params: Params, gradient: Params, state: AdamState, scale: Tensor) -> None:
-        """The same in one pass per tensor: each member is handed over as tensors of its own, views of the stack."""
+        lr = self.rate if lr is None else lr
+        moves = [True] * len(scale) if active is None else (active > 0).tolist()
+        where = torch.tensor(moves, device=scale.device)
         for name in params:
-            state.step[name].add_(1)
-        for member, factor in enumerate(scale.unbind()):
-            p, g, m, v, t = (
-                [stack[name][member] for name in params]
-                for stack in (params, gradient, state.first, state.second, state.step)
-            )
-            g = [part.contiguous() for part in g]  # the fused pass reads memory in order
-            torch._fused_adam_(  # what torch.optim.Adam(fused=True) calls
-                p, g, m, v, [], t,
-                lr=self.rate, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.epsilon,
-                amsgrad=False, maximize=False, grad_scale=factor.reciprocal(), found_inf=None,
-            )  # fmt: skip
+            p, m, v, t = (part[name][where] for part in (params, state.first, state.second, state.step))
+            g = gradient[name][where] * along(scale[where], p)
+            t = t + 1
+            m = m.lerp(g, 1 - beta1)
+            v = (v * beta2).addcmul_(g, g, value=1 - beta2)
+            steps = along(t, p) if t.dim() == 1 else t
+            p = p * (1 - lr * self.decay) if self.decay and decays(p) else p
+            p = p - lr / risen(beta1, steps) * m / (v.sqrt() / risen(beta2, steps).sqrt() + self.epsilon)
+            for part, new in ((params, p), (state.first, m), (state.second, v), (state.step, t)):
+                part[name][where] = new
+
+    def fused_(
+        self,
+        params: Params,
+        gradient: Params,
+        state: AdamState,
+        scale: Tensor,
+        active: Tensor | None = None,
+        lr: float | None = None,
+    ) -> None:
+        """The same in one pass per tensor: each member is handed over as tensors of its own, views of the stack."""
+        lr = self.rate if lr is None else lr
+        moves = [True] * len(scale) if active is None else (active > 0).tolist()
+        weights = [name for name, p in params.items() if self.decay and decays(p)]
+        rest = [name for name in params if name not in weights]
+        for member in (member for member, moved in enumerate(moves) if moved):
+            for names, decay, run in ((rest, 0.0, torch._fused_adam_), (weights, self.decay, torch._fused_adamw_)):
+                if not names:
+                    continue
+                p, g, m, v, t = (
+                    [stack[name][member] for name in names]
+                    for stack in (params, gradient, state.first, state.second, state.step)
+                )
+                for steps in t:
+                    steps.add_(1)
+                g = [part.contiguous() for part in g]  # the fused pass reads memory in order
+                run(  # what torch.optim.Adam(fused=True) and AdamW(fused=True) call
+                    p, g, m, v, [], t,
+                    lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=decay, eps=self.epsilon,
+                    amsgrad=False, maximize=False, grad_scale=scale[member].reciprocal(), found_inf=None,
+                )  # fmt: skip
 
 
 @torch.no_grad()

@@ -1,18 +1,292 @@
 """Axis 3, parameter dynamics: when a layer needs intervention, and which.
 
-Measuring is a pure function that works without any intervention. An intervention writes in place (captured graphs
-keep their addresses) to the named member and layer only, followed by the fixed tail: clear Adam's moments and step
-counts of that layer, and synchronise that member's whole target network (the paper's "synchronized", l.1093).
+A regulation is a trigger (which layers of which members?) times an intervention (what happens to them), followed by a
+fixed tail: Adam's moments and step counts of what was touched are cleared, the target follows by its own rule, and
+where the intervention was scheduled the recipe's schedules start again. Measuring is a pure function that works without
+any intervention. Everything is written in place: captured graphs keep their addresses.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, assert_never
 
 import torch
 from torch import Tensor
 
 from steadyq.nets.ensemble import Ensemble
-from steadyq.value.optim import AdamState
+from steadyq.nets.units import dormant_fraction, reading_columns
+from steadyq.value.learner import Learner
+from steadyq.value.optim import along
 from steadyq.value.shapes import Params
+
+Mask = dict[str, Tensor]
+"""Which members' layers, by the layer's name: [member] bool, on the CPU."""
+
+Touched = dict[str, Tensor]
+"""Which parameters were written, by name: [member], or a mask that broadcasts over [member, ...]."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What triggers and interventions look at."""
+
+    layers: tuple[str, ...]  # monitored
+    spikes: Tensor  # [member, layer] on the CPU
+    scores: Params = field(default_factory=dict)  # of hidden layers' units, [member, unit], if asked for
+
+
+class Trigger(Protocol):
+    """Decides which layers are intervened on."""
+
+    name: ClassVar[str]
+    scheduled: ClassVar[bool]  # planned beforehand: schedules start again, and it is no alarm
+    reads_units: ClassVar[bool]
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """Whether to look now: spikes are measured, after so many updates, so many since the last scheduled reset."""
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """Which layers."""
+
+
+class Intervention(Protocol):
+    """Writes one set of parameters."""
+
+    name: ClassVar[str]
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Intervene on the masked layers, and say what was touched."""
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """Share of the layer that is drawn anew."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Layers whose largest weight has run away from the bulk: the paper's trigger."""
+
+    threshold: float = 6.0
+    name: ClassVar[str] = "spike"
+    scheduled: ClassVar[bool] = False
+    reads_units: ClassVar[bool] = False
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """With every measurement."""
+        return measuring
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """Monitored layers above the threshold."""
+        return dict(zip(evidence.layers, (evidence.spikes > self.threshold).unbind(1), strict=True))
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """All layers, every so many updates, for the last time after `last` of them at most (0: no end)."""
+
+    every: int = 40_000
+    last: int = 0
+    name: ClassVar[str] = "periodic"
+    scheduled: ClassVar[bool] = True
+    reads_units: ClassVar[bool] = False
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """When that many updates have passed since the last time."""
+        return since >= self.every and (self.last == 0 or updates <= self.last + self.every - 1)
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """Every layer of every member."""
+        return {name: torch.ones(ensemble.members, dtype=torch.bool) for name in ensemble.network.layers}
+
+
+@dataclass(frozen=True)
+class Dormant:
+    """Hidden layers of which more than `share` of the units score at most `threshold` (ReDo's score)."""
+
+    threshold: float = 0.1
+    share: float = 0.0
+    name: ClassVar[str] = "dormant"
+    scheduled: ClassVar[bool] = False
+    reads_units: ClassVar[bool] = True
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """With every measurement."""
+        return measuring
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """Layers whose units are read by named layers alone."""
+        readers = ensemble.network.readers
+        return {
+            name: (dormant_fraction(scores, self.threshold) > self.share).cpu()
+            for name, scores in evidence.scores.items()
+            if name in readers
+        }
+
+
+@dataclass(frozen=True)
+class Reinitialise:
+    """Draw weight and bias anew."""
+
+    name: ClassVar[str] = "reinitialise"
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Write fresh draws over the masked members' layers."""
+        return _blend_(mask, params, ensemble, generator, self.strength)
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """All of it."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class ShrinkPerturb:
+    """w <- (1 - strength) w + strength x fresh draw, with a strength for each group of layers."""
+
+    encoder: float = 0.5
+    head: float = 1.0
+    name: ClassVar[str] = "shrink_perturb"
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Blend the masked members' layers with fresh draws."""
+        return _blend_(mask, params, ensemble, generator, self.strength)
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """The layer's group's."""
+        group = ensemble.network.group(layer)
+        match group:
+            case "encoder":
+                return self.encoder
+            case "head":
+                return self.head
+        assert_never(group)
+
+
+@dataclass(frozen=True)
+class Recycle:
+    """ReDo: dormant units get fresh incoming weights and a bias of zero, and outgoing weights of zero."""
+
+    threshold: float = 0.1
+    name: ClassVar[str] = "recycle"
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Recycle the dormant units of the masked members' layers."""
+        network, touched = ensemble.network, Touched()
+        for name, hit in mask.items():
+            if not hit.any():
+                continue
+            scores = evidence.scores[name]
+            units = (scores <= self.threshold) & hit.to(scores.device)[:, None]  # [member, unit]
+            fresh, _ = ensemble.initial_layer(network.layers[name], generator)
+            weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+            rows = units.view(*units.shape, *[1] * (weight.dim() - 2)).to(weight.device)
+            weight.copy_(torch.where(rows, fresh.to(weight.device), weight))
+            bias.masked_fill_(units.to(bias.device), 0)
+            _join(touched, f"{name}.weight", rows.expand_as(weight))
+            _join(touched, f"{name}.bias", units.to(bias.device))
+            for reader in network.readers[name]:
+                outgoing = params[f"{reader}.weight"]
+                columns = reading_columns(units.to(outgoing.device), network.layers[reader])
+                outgoing.masked_fill_(columns, 0)
+                _join(touched, f"{reader}.weight", columns.expand_as(outgoing))
+        return touched
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """Whole units."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Regulation:
+    """When, what, and what becomes of the target networks: synchronised, given a draw of their own, or left alone."""
+
+    trigger: Trigger
+    intervention: Intervention
+    target: Literal["synchronise", "own", "keep"] = "synchronise"
+
+    @torch.no_grad()
+    def __call__(self, learner: Learner, evidence: Evidence, generator: torch.Generator) -> list[dict[str, Any]]:
+        """Intervene where the trigger says so, then the tail; returns what happened, for the log."""
+        ensemble, mask = learner.ensemble, self.trigger(evidence, learner.ensemble)
+        if not any(hit.any() for hit in mask.values()):
+            return []
+        touched = self.intervention(mask, learner.online, ensemble, evidence, generator)
+        for name, where in touched.items():
+            learner.adam.clear_(name, where.to(learner.online[name].device))
+        match self.target:
+            case "synchronise":
+                synchronise_(torch.stack(list(mask.values())).any(0), learner.target, learner.online)
+            case "own":
+                self.intervention(mask, learner.target, ensemble, evidence, generator)
+            case "keep":
+                pass
+            case _:
+                assert_never(self.target)
+        learner.refresh()
+        if self.trigger.scheduled:
+            learner.restart()
+        return self.events(mask, ensemble, evidence)
+
+    def events(self, mask: Mask, ensemble: Ensemble, evidence: Evidence) -> list[dict[str, Any]]:
+        """One for each group where the whole ensemble was scheduled, one for each member's layer otherwise."""
+        about = {"kind": self.intervention.name, "trigger": self.trigger.name}
+        if self.trigger.scheduled:
+            groups = {
+                ensemble.network.group(name): self.intervention.strength(name, ensemble)
+                for name, hit in mask.items()
+                if hit.any()
+            }
+            return [about | {"scope": group, "strength": strength} for group, strength in groups.items()]
+        found = []
+        for name, hit in mask.items():
+            for member in hit.nonzero().flatten().tolist():
+                place: dict[str, Any] = {"scope": "layer", "member": member, "layer": name}
+                strength = {"strength": self.intervention.strength(name, ensemble)}
+                found.append(about | place | strength | self._measured(name, member, evidence))
+        return sorted(found, key=lambda event: event["member"])
+
+    def _measured(self, name: str, member: int, evidence: Evidence) -> dict[str, Any]:
+        if name in evidence.scores and isinstance(self.intervention, Recycle):
+            return {"units": int((evidence.scores[name][member] <= self.intervention.threshold).sum())}
+        ratio = float(evidence.spikes[member, evidence.layers.index(name)]) if name in evidence.layers else math.nan
+        return {"ratio": round(ratio, 4) if math.isfinite(ratio) else None}
+
+
+def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Generator, strength: Any) -> Touched:
+    """Move the masked layers towards a fresh draw by each layer's strength.
+
+    A layer is drawn for all members and written under the mask, so the random stream does not depend on which were hit.
+    """
+    touched = Touched()
+    for name, hit in mask.items():
+        share = strength(name, ensemble)
+        if share == 0 or not hit.any():
+            continue
+        fresh = ensemble.initial_layer(ensemble.network.layers[name], generator)
+        for part, drawn in zip(("weight", "bias"), fresh, strict=True):
+            key = f"{name}.{part}"
+            p, where = params[key], along(hit, drawn).to(params[key].device)
+            p.copy_(torch.where(where, p.lerp(drawn.to(p.device), share), p))
+            touched[key] = hit
+    return touched
+
+
+def _join(touched: Touched, name: str, where: Tensor) -> None:
+    touched[name] = touched[name] | where if name in touched else where.clone()
+
+
+@torch.no_grad()
+def synchronise_(members: Tensor, target: Params, online: Params) -> None:
+    """Copy the online network of the given members over their target network."""
+    for name, p in target.items():
+        p[members] = online[name][members]
 
 
 @torch.no_grad()
@@ -32,41 +306,6 @@ def spike_ratio(weight: Tensor, quantile: float = 0.99) -> Tensor:
 
 
 @torch.no_grad()
-def spike_ratios(params: Params, layers: tuple[str, ...], quantile: float = 0.99) -> Tensor:
+def spike_ratios(params: Mapping[str, Tensor], layers: tuple[str, ...], quantile: float = 0.99) -> Tensor:
     """Return the spike ratio of every monitored layer's weights, [member, layer]."""
     return torch.stack([spike_ratio(params[f"{name}.weight"], quantile) for name in layers], dim=1)
-
-
-@torch.no_grad()
-def reinitialise_(
-    mask: Tensor,
-    layers: tuple[str, ...],
-    ensemble: Ensemble,
-    online: Params,
-    target: Params,
-    adam: AdamState,
-    generator: torch.Generator,
-) -> None:
-    """Redraw weight and bias of every (member, layer) in mask[member, layer], then the tail.
-
-    The whole layer is drawn for all members and copied under the mask, so the random stream does not depend on
-    which members spiked.
-    """
-    for column, name in enumerate(layers):
-        hit = mask[:, column].to("cpu")
-        if not hit.any():
-            continue
-        fresh = ensemble.initial_layer(ensemble.network.layers[name], generator)
-        for part, value in zip(("weight", "bias"), fresh, strict=True):
-            key = f"{name}.{part}"
-            online[key][hit] = value.to(online[key].device)[hit]
-            for moments in (adam.first, adam.second, adam.step):
-                moments[key][hit] = 0
-    synchronise_(mask.any(1).to("cpu"), target, online)
-
-
-@torch.no_grad()
-def synchronise_(members: Tensor, target: Params, online: Params) -> None:
-    """Copy the online network of the given members over their target network."""
-    for name, p in target.items():
-        p[members] = online[name][members]

@@ -1,21 +1,25 @@
 """What flows through one learning step, and the legend every tensor in `value/` follows.
 
-    z[member, batch, action, atom]   predicted return distributions (a scalar estimate has one atom)
-    q[member, batch, action]         their means
+    z[member, batch, action, atom]   what a network puts out: returns by their quantiles, their logits, or their mean
+    q[member, batch, action]         the means of those returns
     a[member, batch]                 one action per member and transition
-    y[member, batch, atom]           regression targets
+    y[member, batch, atom]           regression targets, in the estimator's own terms
 
 Members come first because that is what a stacked forward pass returns; atoms come last because mean, gather
 and loss run over them. `discount` already holds gamma^n and is zero where the trajectory ended.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from steadyq.nets.ensemble import Params
 
-__all__ = ["Batch", "Draw", "Params", "Update", "Values"]
+__all__ = ["Batch", "Draw", "DrawLayout", "Params", "Update", "Values"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Batch:
     weight: Tensor  # [batch] importance weights, 1 under uniform sampling
     index: Tensor  # [batch] where in the ring they lie
     stamp: Tensor  # [batch] which write put them there: a later update must not hit a newer transition
+    rewarded: Tensor  # [batch] bool: was the action itself rewarded, whatever came in the n - 1 steps after it?
+
+    def part(self, first: int, end: int) -> "Batch":
+        """Some of the transitions."""
+        return Batch(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,73 @@ class Draw:
 
     order: Tensor  # [member] whose selected action each member values
     forbid: Tensor  # [] bool: is the rewarded action forbidden in this update?
+    keep: Tensor  # [member, batch] or [member, 1]: 1 where a member learns from a sample
+    rate: Tensor  # [] learning rate
+    horizon: Tensor  # [] int64: n of the n-step return
+    gamma: Tensor  # [] discount per step
+    uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
+    shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; view 0 is s, view 1 is s'
+    intensity: Tensor  # [view, batch] what images are multiplied by
+
+
+@dataclass(frozen=True)
+class DrawLayout:
+    """A draw as one vector of float64, to travel to the device at once."""
+
+    members: int
+    batch: int
+    masked: bool = False  # whether `keep` differs between the samples of a batch
+    augmented: bool = False  # whether images are shifted and scaled
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each field of `Draw`, in their order in the vector."""
+        views = 2 * self.augmented
+        return {
+            "order": (self.members,),
+            "forbid": (),
+            "keep": (self.members, self.batch if self.masked else 1),
+            "rate": (),
+            "horizon": (),
+            "gamma": (),
+            "uniform": (self.batch,),
+            "shift": (views, self.batch, 2),
+            "intensity": (views, self.batch),
+        }
+
+    @property
+    def size(self) -> int:
+        """Numbers in the vector."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def pack(self, **values: Any) -> np.ndarray:
+        """One vector out of all fields."""
+        if values.keys() != self.shapes.keys():
+            raise ValueError(f"a draw has {list(self.shapes)}, not {list(values)}")
+        parts = [np.broadcast_to(values[name], shape).ravel() for name, shape in self.shapes.items()]
+        return np.concatenate(parts).astype(np.float64, copy=False)
+
+    def unpack(self, packed: Tensor) -> Draw:
+        """The draw that was packed."""
+        parts = torch.split(packed, [math.prod(shape) for shape in self.shapes.values()])
+        found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        exact = {name: found[name].long() for name in ("order", "horizon", "shift")}
+        real = {name: found[name].float() for name in ("keep", "intensity")}
+        wide = {name: found[name] for name in ("rate", "gamma", "uniform")}
+        return Draw(**exact, **real, **wide, forbid=found["forbid"] > 0)
+
+    def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
+        """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all."""
+        nothing = {
+            "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
+            "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
+        }  # fmt: skip
+        return self.unpack(torch.from_numpy(self.pack(**nothing | values)).to(device))
 
 
 @dataclass(frozen=True)
 class Values:
-    """Distributions at one set of states and their means."""
+    """What networks say at one set of states, and the means of it."""
 
     z: Tensor  # [member, batch, action, atom]
     q: Tensor  # [member, batch, action]

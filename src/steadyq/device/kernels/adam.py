@@ -35,10 +35,10 @@ def _risen(x):
 
 @jit
 def _adam_kernel(
-    param, mean, square, grad, target, shadow, target_shadow, step, scale, lr, segment,
+    param, mean, square, grad, target, shadow, target_shadow, step, scale, lr, active, decay, segment,
     size, count, start, tensors, rest1, rest2, log1, log2, eps, tau,
     has_target: tl.constexpr, has_shadow: tl.constexpr, has_target_shadow: tl.constexpr, has_segment: tl.constexpr,
-    block: tl.constexpr,
+    has_active: tl.constexpr, has_decay: tl.constexpr, own_steps: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
@@ -48,18 +48,28 @@ def _adam_kernel(
     which = 0
     if has_segment:
         which = tl.load(segment + start // block + chunk)
-    t = tl.load(step + m * tensors + which).to(tl.float32)
+    if own_steps:
+        t = tl.load(step + at, mask=mask, other=1.0).to(tl.float32)
+    else:
+        t = tl.load(step + m * tensors + which).to(tl.float32)
     rate = tl.load(lr).to(tl.float32)
+    moves = mask
+    if has_active:
+        moves = mask & (tl.load(active + m) > 0)
     g = tl.load(grad + m * count + i, mask=mask, other=0.0).to(tl.float32) * tl.load(scale + m).to(tl.float32)
     p = tl.load(param + at, mask=mask, other=0.0)
     a = tl.load(mean + at, mask=mask, other=0.0)
     b = tl.load(square + at, mask=mask, other=0.0)
     a += rest1 * (g - a)
     b += rest2 * (g * g - b)
-    p -= (rate / _risen(t * log1)) * a / (tl.sqrt(b) / tl.sqrt(_risen(t * log2)) + eps)
+    new = p
+    if has_decay:
+        new = p * (1.0 - rate * tl.load(decay + which))
+    new -= (rate / _risen(t * log1)) * a / (tl.sqrt(b) / tl.sqrt(_risen(t * log2)) + eps)
+    p = tl.where(moves, new, p) if has_active else new
     tl.store(param + at, p, mask=mask)
-    tl.store(mean + at, a, mask=mask)
-    tl.store(square + at, b, mask=mask)
+    tl.store(mean + at, a, mask=moves)
+    tl.store(square + at, b, mask=moves)
     if has_shadow:
         tl.store(shadow + at, p.to(shadow.dtype.element_ty), mask=mask)
     if has_target:
@@ -72,9 +82,9 @@ def _adam_kernel(
 
 def adam_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-    target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
-    segment: Tensor | None = None, start: int = 0,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, active: Tensor | None = None,
+    decay: Tensor | None = None, target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None,
+    target_shadow: Tensor | None = None, segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
     """One optimizer step of every member in place: clip scale, Adam, Polyak target and low-precision copies.
 
@@ -82,44 +92,59 @@ def adam_(
     `grad[member, count]` may be that of a part: of the parameters from `start`, a multiple of BLOCK, on.
     `scale[member]` multiplies the gradient. `step[member, tensor]` counts updates of that member's tensor since its
     moments were last cleared, this one included; with more than one tensor, `segment[n / BLOCK]` (int32) names the
-    tensor of each run of BLOCK parameters.
+    tensor of each run of BLOCK parameters. `step[member, n]` counts for each parameter alone. Members whose
+    `active[member]` is 0 stay as they are, but for their targets. `decay[tensor]` shrinks parameters by that share of
+    the rate, apart from the gradient (AdamW).
     """
     if not available(param):
         adam_reference_(
-            param, mean, square, grad, step=step, scale=scale, lr=lr, betas=betas, eps=eps, target=target,
-            tau=tau, shadow=shadow, target_shadow=target_shadow, segment=segment, start=start,
+            param, mean, square, grad, step=step, scale=scale, lr=lr, betas=betas, eps=eps, active=active,
+            decay=decay, target=target, tau=tau, shadow=shadow, target_shadow=target_shadow, segment=segment,
+            start=start,
         )  # fmt: skip
         return
     members, count = grad.shape
     _adam_kernel[(triton.cdiv(count, BLOCK), members)](
         param, mean, square, grad, param if target is None else target, param if shadow is None else shadow,
-        param if target_shadow is None else target_shadow, step, scale, lr, step if segment is None else segment,
+        param if target_shadow is None else target_shadow, step, scale, lr, scale if active is None else active,
+        scale if decay is None else decay, step if segment is None else segment,
         param.shape[1], count, start, step.numel() // members,
         1 - betas[0], 1 - betas[1], log(betas[0]), log(betas[1]), eps, tau,
         has_target=target is not None, has_shadow=shadow is not None, has_target_shadow=target_shadow is not None,
-        has_segment=segment is not None, block=BLOCK, num_warps=4,
+        has_segment=segment is not None, has_active=active is not None, has_decay=decay is not None,
+        own_steps=step.shape == param.shape, block=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
 def adam_reference_(
     param: Tensor, mean: Tensor, square: Tensor, grad: Tensor, *, step: Tensor, scale: Tensor, lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-    target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None, target_shadow: Tensor | None = None,
-    segment: Tensor | None = None, start: int = 0,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, active: Tensor | None = None,
+    decay: Tensor | None = None, target: Tensor | None = None, tau: float = 0.005, shadow: Tensor | None = None,
+    target_shadow: Tensor | None = None, segment: Tensor | None = None, start: int = 0,
 ) -> None:  # fmt: skip
     """What `adam_` computes, in plain PyTorch."""
     members, count = grad.shape
+    own_steps = step.shape == param.shape
     param, mean, square = (part[:, start : start + count] for part in (param, mean, square))
     target, shadow, target_shadow = (
         None if part is None else part[:, start : start + count] for part in (target, shadow, target_shadow)
     )
-    t = step.view(members, -1).to(torch.float32)
-    if segment is not None:
-        t = t[:, segment[start // BLOCK :].long()].repeat_interleave(BLOCK, 1)[:, :count]
+
+    def spread(by_tensor: Tensor) -> Tensor:
+        """From one number per tensor to one per parameter."""
+        if segment is None:
+            return by_tensor
+        return by_tensor[..., segment[start // BLOCK :].long()].repeat_interleave(BLOCK, -1)[..., :count]
+
+    t = (step[:, start : start + count] if own_steps else spread(step.view(members, -1))).to(torch.float32)
     g = grad.to(torch.float32) * scale[:, None]
-    mean.lerp_(g, 1 - betas[0])
-    square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    param.sub_(lr / risen(betas[0], t) * mean / (square.sqrt() / risen(betas[1], t).sqrt() + eps))
+    moves = torch.ones(members, 1, dtype=torch.bool, device=param.device) if active is None else active[:, None] > 0
+    new_mean = mean.lerp(g, 1 - betas[0])
+    new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
+    kept = param if decay is None else param * (1 - lr * spread(decay[None]))
+    new = kept - lr / risen(betas[0], t) * new_mean / (new_square.sqrt() / risen(betas[1], t).sqrt() + eps)
+    for old, moved in ((mean, new_mean), (square, new_square), (param, new)):
+        old.copy_(torch.where(moves, moved, old))
     if shadow is not None:
         shadow.copy_(param)
     if target is not None:

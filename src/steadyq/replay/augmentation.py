@@ -1,0 +1,56 @@
+"""Random shifts and intensities of sampled images: what a network is shown of one transition differs each time.
+
+Shifting by replicating the border is DrQ's augmentation, scaling all pixels of an image SPR's; both as BBF uses them,
+with independent draws for s and s'. The numbers come with `Draw`.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steadyq.value.shapes import Batch, Draw
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Shifts of up to `shift` pixels each way; pixels times 1 + `intensity` x a normal number cut at 2."""
+
+    shift: int = 0
+    intensity: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether it changes anything."""
+        return self.shift > 0 or self.intensity > 0
+
+    def draw(self, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray | float | int]:
+        """`shift` and `intensity` of a draw: two views of every sample."""
+        if not self.active:
+            return {"shift": 0, "intensity": 1.0}
+        return {
+            "shift": rng.integers(-self.shift, self.shift + 1, size=(2, batch, 2)),
+            "intensity": 1 + self.intensity * rng.standard_normal((2, batch)).clip(-2, 2),
+        }
+
+
+def augmented(batch: Batch, draw: Draw) -> Batch:
+    """The batch as the draw shows it; a draw without views changes nothing."""
+    if len(draw.shift) == 0:
+        return batch
+    return replace(
+        batch,
+        observation=moved(batch.observation, draw.shift[0], draw.intensity[0]),
+        next_observation=moved(batch.next_observation, draw.shift[1], draw.intensity[1]),
+    )
+
+
+def moved(images: Tensor, shift: Tensor, intensity: Tensor) -> Tensor:
+    """Shift images[batch, channel, y, x] by shift[batch, 2] pixels, borders replicated, and scale their pixels."""
+    count, _, height, width = images.shape
+    rows = (torch.arange(height, device=images.device) + shift[:, :1]).clamp(0, height - 1)  # [batch, y]
+    columns = (torch.arange(width, device=images.device) + shift[:, 1:]).clamp(0, width - 1)  # [batch, x]
+    which = torch.arange(count, device=images.device)[:, None, None]
+    seen = images.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]  # [batch, y, x, channel]
+    return seen.permute(0, 3, 1, 2) * intensity[:, None, None, None]
