@@ -1,7 +1,8 @@
 """Each algorithm at each scale as a short function returning a recipe; every number carries its source.
 
 Sources: [paper] printed in the paper's tables (l.1104 Atari, l.1320 Procgen); [open] the paper is silent, the reading
-is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept.
+is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept; [BBF] the authors'
+configuration (google-research/bigger_better_faster, `configs/BBF.gin`).
 """
 
 from collections.abc import Callable
@@ -78,6 +79,48 @@ def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, regulation=regulation), changes)
 
 
+def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
+    """The flagship: the paper's ensemble and exchange under BBF's schedule, most score in ten GPU-minutes a game."""
+    base = _base("swift", env, scale)
+    family = base.protocol.name.split("-")[0]
+    atari, lanes = family == "atari", base.protocol.lanes
+    ratio = 1 if family == "procgen" else 2  # [BBF] 2
+    cycle = base.steps // (lanes * base.replay.every) * ratio // 5  # [BBF] 40,000 of 200,000 updates
+    recipe = replace(
+        base,
+        operator=OperatorSection(forbid="none", ceiling="none"),  # [open] both presume one-step returns
+        regulation=RegulationSection(
+            trigger="periodic",
+            intervention="shrink_perturb",
+            period=max(cycle, 1),
+            last=3 * max(cycle, 1),  # [BBF] three resets, then two cycles without
+            encoder=0.5,  # [BBF]
+            head=1.0,  # [BBF]
+            target="own",  # [BBF] a draw of its own
+        ),
+        replay=replace(
+            base.replay,
+            ratio=ratio,
+            n_step=f"10 -> 3 exponential {max(cycle // 4, 1)} updates",  # [BBF] over 10,000 after each reset
+            shift=4 if atari else 0,  # [BBF]
+            intensity=0.05 if atari else 0.0,  # [BBF]
+            warmup=max(base.replay.warmup, 10 * lanes),
+        ),
+        optim=replace(
+            base.optim,
+            gamma=f"0.97 -> 0.997 exponential {max(cycle // 4, 1)} updates",  # [BBF]
+            epsilon=1.5e-4,  # [BBF]
+            decay=0.1,  # [BBF]
+        ),
+        explore=replace(
+            base.explore,
+            epsilon="1 -> 0 linear 2001 steps after 2000" if atari else base.explore.epsilon,  # [BBF]
+            act_with="target",  # [BBF]
+        ),
+    )
+    return _finish(recipe, changes)
+
+
 PRESETS: dict[str, Callable[..., Recipe]] = {
     "steady": steady,
     "dqn": dqn,
@@ -86,6 +129,7 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
     "c51": c51,
     "maxmin_dqn": maxmin_dqn,
     "redo": redo,
+    "swift": swift,
 }
 
 
