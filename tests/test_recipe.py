@@ -8,7 +8,6 @@ from steadyq import UserError, presets
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
 from steadyq.recipe import OperatorSection, Recipe, flatten
-from steadyq.run.explore import Epsilon
 
 BASE = presets.steady("CartPole-v1")
 ENVS = ("CartPole-v1", "MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
@@ -89,9 +88,9 @@ OUT_OF_RANGE = [
     ("optim.clip", 0, "optim.clip must be at least 1e-09, got 0"),
     ("optim.tau", 1.5, "optim.tau must be between 0 and 1, got 1.5"),
     ("optim.hard_copy_every", -1, "optim.hard_copy_every must be at least 0, got -1"),
-    ("explore.start", 1.5, "explore.start must be between 0 and 1, got 1.5"),
-    ("explore.end", -0.5, "explore.end must be between 0 and 1, got -0.5"),
-    ("explore.decay_steps", 0, "explore.decay_steps must be at least 1, got 0"),
+    ("explore.epsilon", 1.5, "explore.epsilon must be between 0 and 1, got 1.5"),
+    ("explore.epsilon", "1 -> -0.5 linear 9 steps", "explore.epsilon must be between 0 and 1, got -0.5"),
+    ("replay.n_step", "3 -> 0 linear 9 steps", "replay.n_step must be between 1 and 100, got 0"),
     ("evaluation.episodes", 0, "evaluation.episodes must be at least 1, got 0"),
     ("evaluation.random_episodes", 0, "evaluation.random_episodes must be at least 1, got 0"),
     ("monitor.every", -1, "monitor.every must be at least 0, got -1"),
@@ -120,12 +119,12 @@ WRONG_KIND = [
     ("replay.batch", "many", "replay.batch must be a whole number, got 'many'"),
     ("replay.batch", 2.5, "replay.batch must be a whole number, got 2.5"),
     ("replay.batch", True, "replay.batch must be a whole number, got True"),
-    ("optim.rate", "fast", "optim.rate must be a number, got 'fast'"),
+    ("optim.tau", "fast", "optim.tau must be a number, got 'fast'"),
     ("record.tensorboard", "maybe", "record.tensorboard must be true or false, got 'maybe'"),
     ("preset", 3, "preset must be text, got 3"),
     ("replay", 3, "replay is a section: set one of its fields, such as replay.capacity"),
     ("operator.kind", "contolled", "operator.kind cannot be 'contolled': did you mean 'controlled'?"),
-    ("estimator.kind", "xyz", "estimator.kind cannot be 'xyz': choose one of quantile, scalar"),
+    ("estimator.kind", "xyz", "estimator.kind cannot be 'xyz': choose one of categorical, quantile, scalar"),
     ("replay.ration", 2, "unknown option replay.ration: did you mean 'ratio'?"),
     ("replai.ratio", 2, "unknown option replai: did you mean 'replay'?"),
     ("protocol.stickey", 0.1, "unknown option protocol.stickey: did you mean 'sticky'?"),
@@ -158,8 +157,6 @@ def test_switches_that_only_the_controlled_operator_has_contradict_the_others(ki
 
 
 def test_other_contradictions() -> None:
-    with pytest.raises(UserError, match=r"explore.end 0.5 is above explore.start 0.1: epsilon only falls"):
-        BASE.override({"explore.start": 0.1, "explore.end": 0.5})
     few = {"replay.capacity": 64, "replay.warmup": 32, "protocol.lanes": 16, "replay.n_step": 3, "protocol.stack": 4}
     with pytest.raises(UserError, match="leaves 4 steps for each of 16 lanes: n_step 3 and stack 4 need more"):
         BASE.override(few)
@@ -190,15 +187,6 @@ def test_text_that_is_no_recipe_is_refused(text: str, message: str) -> None:
 def test_differences_name_both_values_and_ignore_where_it_computes() -> None:
     other = BASE.override({"replay.batch": 64, "seed": 3, "compute.threads": 4})
     assert BASE.differences(other) == ["seed: 0 != 3", "replay.batch: 32 != 64"]
-
-
-def test_epsilon_falls_linearly_between_its_end_points() -> None:
-    epsilon = Epsilon(1.0, 0.01, 2001)
-    assert epsilon.at(0) == 1.0
-    assert epsilon.at(2001) == pytest.approx(0.01)
-    assert epsilon.at(10**6) == 0.01
-    assert epsilon.at(1000) == pytest.approx(1 - 0.99 * 1000 / 2001)
-    assert [Epsilon(0.5, 0.1, 4).at(step) for step in range(6)] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1])
 
 
 # -- the paper's tables -----------------------------------------------------------------------------------------------

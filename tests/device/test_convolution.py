@@ -271,13 +271,14 @@ def test_a_learners_update_through_the_kernels_equals_the_stacked_one() -> None:
     from steadyq.value.learner import Learner, Settings
     from steadyq.value.operators import Controlled
     from steadyq.value.optim import Adam
-    from steadyq.value.shapes import Batch, Draw
+    from steadyq.value.shapes import Batch, DrawLayout
 
     network = ResNet((2, 5, 5), 3 * 4, scale=1, head_multiple=4)
     see = torch.randint(0, 256, (2, 2, 2, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     ones, index = torch.ones(2), torch.arange(2)
-    batch = Batch(see[0], torch.tensor([0, 2]), torch.tensor([1.0, 0.0]), 0.9 * ones, see[1], ones, index, index)
-    draw = Draw(torch.tensor([1, 0]), torch.tensor(True))
+    reward = torch.tensor([1.0, 0.0])
+    batch = Batch(see[0], torch.tensor([0, 2]), reward, 0.9 * ones, see[1], ones, index, index, reward > 0)
+    draw = DrawLayout(2, 2).plain(order=[1, 0], forbid=True, rate=1e-3)
     found = []
     for form in ("stacked", "kernels"):
         ensemble = Ensemble(network, 2, 3, 4, 255.0, form)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from steadyq.run.loop import Interrupted, train
 from steadyq.run.progress import Display
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
+from steadyq.value.shapes import DrawLayout
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible to PyTorch")
 CUDA = torch.device("cuda")
@@ -46,7 +47,7 @@ def atari(**more: Any) -> Recipe:
         "replay.ratio": 2,
         "replay.capacity": 300,
         "regulation.every": 50,
-        "explore.decay_steps": 100,
+        "explore.epsilon": "1 -> 0.01 linear 100 steps",
         "monitor.every": 100,
         "monitor.batch": 16,
         "record.every": 100,
@@ -100,9 +101,7 @@ def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, mo
 @pytest.mark.parametrize(("n", "lanes"), [(1, 1), (1, 2), (3, 1), (3, 2)])
 def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, dtype: str) -> None:
     spec = EnvSpec("Fake", (1, 4, 5), dtype, 255.0, 4, 3, lanes, ("a", "b", "c"), 1)
-    here, there = (
-        Ring(spec, 10 * lanes, gamma=0.9, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA)
-    )
+    here, there = (Ring(spec, 10 * lanes, steps=n, sampling=Sampling(), device=device) for device in ("cpu", CUDA))
     store, rng = Captured(there.write, CUDA), np.random.default_rng(0)
     first, *frames = rng.integers(1, 256, (1 + 2 * 60, lanes, 1, 4, 5)).astype(dtype)
     here.begin(first)
@@ -112,8 +111,8 @@ def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, d
         ended, cut = rng.random((2, lanes)) < 0.3
         step = Step(now, reward, ended & ~cut, ended & cut, ended, np.where(ended[:, None, None, None], final, now))
         here.add(action, reward, step)
-        assert store(to_device(there.packed(action, reward, step), CUDA)).tolist() == here.opened.tolist()
-        assert torch.equal(there.observation(there.opened).cpu(), here.observation(here.opened))
+        assert store(to_device(there.packed(action, reward, step), CUDA)).tolist() == here.open_slots.tolist()
+        assert torch.equal(there.observation(there.open_slots).cpu(), here.observation(here.open_slots))
     assert store.graph is not None
     assert here.wrapped
     for name, tensor in here.state().items():
@@ -173,7 +172,7 @@ def test_a_reset_reaches_the_captured_update(tmp_path: Path) -> None:
     while training.learning.captured.graph is None:
         training.step()
     before = training.learner.online["stem.0.weight"].clone()
-    training.regulate()
+    training.regulate(measuring=True)
     assert training.resets > 0
     learner = training.learner
     assert not torch.equal(before, learner.online["stem.0.weight"])
@@ -223,7 +222,7 @@ def test_forms_agree_with_the_loop() -> None:
     """Values in float32 to 1e-5, in TF32 and bf16 to 1e-2; gradients in float32 to 1e-2, of a network of 18 layers."""
     case = Case(2, scale=2, capacity=200, atoms=5)
     ring = case.ring(CUDA)
-    batch = ring.sample(torch.rand(32, device=CUDA, dtype=torch.float64))
+    batch = ring.sample(DrawLayout(2, 32).plain(CUDA, uniform=np.random.default_rng(0).random(32)))
     y = torch.randn(2, 32, 5, device=CUDA)
     found = {}
     full, low = torch.float32, torch.bfloat16
@@ -238,7 +237,7 @@ def test_forms_agree_with_the_loop() -> None:
         learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
         now = learner.values(leaves, batch.observation)
-        loss, _ = learner.loss(now, batch, y)
+        loss, _ = learner.loss(now, batch, y, torch.ones(2, 1, device=CUDA))
         gradient = torch.autograd.grad(loss, list(leaves.values()))
         found[name] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
     values, gradient = found["loop"]

@@ -32,12 +32,6 @@ def test_chance_counts_a_policy_that_favours_one_action() -> None:
     assert d.chance_of_same_action(q, action).tolist() == [0.75, 3 / 16 + 1 / 8]
 
 
-def test_clipped_fraction_counts_atoms_at_the_ceiling() -> None:
-    y = torch.tensor([[[1.0, 3.0], [3.0, 2.9]], [[0.0, 0.0], [3.0, 0.0]]])
-    assert d.clipped_fraction(y, torch.tensor(3.0)).tolist() == [0.5, 0.25]
-    assert d.clipped_fraction(y, torch.tensor(math.inf)).tolist() == [0, 0]
-
-
 def test_target_gap_absolute_and_relative() -> None:
     target = torch.tensor([[[0.0, 4.0]], [[0.0, 4.0]]])  # spread 2
     online = torch.tensor([[[3.0, 8.0]], [[0.0, 4.0]]])  # off by 3 and 4: root of 12.5
@@ -100,11 +94,6 @@ def test_tails() -> None:
     assert d.tails(outlier).item() == pytest.approx(21 / 9)
     ramp = torch.arange(101.0)[None] * torch.tensor([1.0, -1.0]).repeat(51)[:101]
     assert d.tail_ratio(ramp).item() == pytest.approx(99 / 50)
-
-
-def test_crossing_counts_neighbours_in_the_wrong_order() -> None:
-    z = torch.tensor([[[[0.0, 1.0, 0.5]], [[1.0, 1.0, 2.0]]]])
-    assert d.crossing_fraction(z).tolist() == [0.25]
 
 
 def test_ranks_of_a_known_spectrum() -> None:

@@ -21,7 +21,7 @@ from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.shapes import Batch, Draw, Values
+from steadyq.value.shapes import Batch, DrawLayout, Values
 
 SMALL: dict[str, Any] = {
     "ensemble.members": 2,
@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
     "compute.device": "cpu",
     "compute.threads": 1,
 }
+SCALAR = {name: value for name, value in SMALL.items() if name != "estimator.quantiles"}
 
 
 def recipe(env: str = "CartPole-v1", **more: Any) -> Recipe:
@@ -90,7 +91,7 @@ def batch_of(shape: tuple[int, ...], size: int = 8) -> Batch:
     action = torch.randint(0, 2, (size,), generator=generator)
     reward = torch.randint(0, 2, (size,), generator=generator).float()
     ones, index = torch.ones(size), torch.arange(size)
-    return Batch(now, action, reward, 0.9 * ones, after, ones, index, index)
+    return Batch(now, action, reward, 0.9 * ones, after, ones, index, index, reward > 0)
 
 
 NETWORKS = {
@@ -104,11 +105,11 @@ NETWORKS = {
 def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     network, shape = NETWORKS[name]
     learner, batch = learner_of(Ensemble(network, 3, 2, 3)), batch_of(shape)
-    draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
+    draw = DrawLayout(3, 8).plain(order=[1, 2, 0], forbid=True)
     shot = snapshot(learner, batch, draw, None)
     assert torch.equal(shot.q, learner.values(learner.online, batch.observation).q)
     leaves = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
-    loss, _ = learner.loss(learner.values(leaves, batch.observation), batch, shot.y)
+    loss, _ = learner.loss(learner.values(leaves, batch.observation), batch, shot.y, draw.keep)
     gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     for key, g in gradient.items():
         assert torch.allclose(shot.gradients[key], g, atol=1e-6), key
@@ -120,7 +121,7 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     assert twin.scores.keys() == twin.gradient_scores.keys() == shot.scores.keys() == shot.gradient_scores.keys()
     tap = Tap(network)
     z = dataclasses.replace(learner.ensemble, network=tap).forward(leaves, batch.observation)
-    loss, _ = learner.loss(Values(z, z.mean(-1)), batch, shot.y)
+    loss, _ = learner.loss(Values(z, z.mean(-1)), batch, shot.y, draw.keep)
     outputs = [y for (y,) in tap.outputs.values()]
     found = torch.autograd.grad(loss, outputs)
     for key, y, g in zip(tap.outputs, outputs, found, strict=True):
@@ -141,7 +142,7 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
 def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, shape = NETWORKS[name]
     learner, batch = learner_of(Ensemble(network, 3, 2, 3)), batch_of(shape)
-    draw = Draw(torch.tensor([1, 2, 0]), torch.tensor(True))
+    draw = DrawLayout(3, 8).plain(order=[1, 2, 0], forbid=True)
     previous = {name: p + 0.01 for name, p in learner.online.items()}
     whole = snapshot(learner, batch, draw, previous)
     outputs = 3 * sum(layer.written for layer in network.layers.values())
@@ -149,7 +150,7 @@ def test_a_batch_looked_at_in_pieces_shows_the_same(name: str, monkeypatch: pyte
     assert watch.states_together(learner.ensemble, 8, "cpu") == 3
     pieces = snapshot(learner, batch, draw, previous)
     for field in dataclasses.fields(whole):
-        if field.name == "layers":
+        if field.name in ("layers", "estimator"):
             continue
         one, other = getattr(whole, field.name), getattr(pieces, field.name)
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6, msg=lambda text, n=field.name: f"{n}: {text}")
@@ -208,7 +209,7 @@ def test_due_once_in_each_interval() -> None:
 
 def test_a_measurement_waits_while_the_target_is_being_copied(tmp_path: Path) -> None:
     """Right after a hard copy the two networks are the same, and would look like no target network."""
-    changes = {**SMALL, "ensemble.members": 1, "replay.every": 1, "replay.ratio": 1, "optim.hard_copy_every": 16}
+    changes = {**SCALAR, "ensemble.members": 1, "replay.every": 1, "replay.ratio": 1, "optim.hard_copy_every": 16}
     run = train(presets.dqn("CartPole-v1").override({**changes, "steps": 130}), run=tmp_path / "run")
     rows = run.diagnostics()
     # Step 80 makes update 16 and copies; step 120 makes update 56 and does not.
@@ -218,7 +219,8 @@ def test_a_measurement_waits_while_the_target_is_being_copied(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("every", "ratio"), [(1, 1), (1, 4), (2, 4), (4, 4)])
 def test_copies_in_step_with_the_replay_ratio_do_not_end_the_measuring(every: int, ratio: int, tmp_path: Path) -> None:
-    changes = {**SMALL, "ensemble.members": 1, "replay.every": 1, "replay.ratio": ratio, "optim.hard_copy_every": every}
+    changes = {**SCALAR, "ensemble.members": 1, "replay.every": 1, "replay.ratio": ratio}
+    changes["optim.hard_copy_every"] = every
     run = train(presets.dqn("CartPole-v1").override({**changes, "steps": 130}), run=tmp_path / "run")
     rows = run.diagnostics()
     assert [row["step"] for row in rows] == [65, 80, 120]

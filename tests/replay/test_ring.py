@@ -11,8 +11,14 @@ from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.run.explore import FrameStack
+from steadyq.value.shapes import Draw, DrawLayout
 
 GAMMA = 0.9
+
+
+def drawn(horizon: int, gamma: float = GAMMA, uniform: np.ndarray | None = None) -> Draw:
+    given = {} if uniform is None else {"uniform": uniform}
+    return DrawLayout(1, 16).plain(horizon=horizon, gamma=gamma, **given)
 
 
 def spec_of(lanes: int, stack: int, shape: tuple[int, ...] = (1, 2, 3)) -> EnvSpec:
@@ -56,7 +62,7 @@ class World:
         self.stack.push(first)
 
     def fresh(self) -> Ring:
-        return Ring(self.spec, self.capacity, gamma=GAMMA, steps=self.n, sampling=Sampling())
+        return Ring(self.spec, self.capacity, steps=self.n, sampling=Sampling())
 
     def frames(self) -> np.ndarray:
         shape = (self.spec.lanes, *self.spec.frame_shape)
@@ -103,7 +109,7 @@ class World:
     def check(self) -> list[int]:
         """Compare every sampleable transition with the lists; return how many each lane keeps."""
         index = self.ring.priorities.mass.nonzero().squeeze(1)
-        batch = self.ring.gather(index, torch.ones(len(index)), self.ring.priorities.stamp[index])
+        batch = self.ring.gather(index, torch.ones(len(index)), self.ring.priorities.stamp[index], drawn(self.n))
         at = {past.number: (lane, place) for lane, pasts in enumerate(self.lanes) for place, past in enumerate(pasts)}
         kept: list[list[int]] = [[] for _ in self.lanes]
         for row, number in enumerate(batch.action.tolist()):
@@ -169,7 +175,7 @@ def test_as_many_transitions_are_kept_as_the_capacity_says(lanes: int, n: int, s
 
 
 def test_a_truncation_bootstraps_from_its_final_frame_and_a_termination_not_at_all() -> None:
-    ring = Ring(spec_of(1, 2, shape=(1,)), 10, gamma=0.5, steps=1, sampling=Sampling())
+    ring = Ring(spec_of(1, 2, shape=(1,)), 10, steps=1, sampling=Sampling())
     one = np.ones(1, bool)
     ring.begin(np.array([[1.0]], np.float32))
     ring.add(np.array([0]), np.array([1.0]), Step(np.array([[5.0]], np.float32), np.ones(1), ~one, one, one,
@@ -177,7 +183,7 @@ def test_a_truncation_bootstraps_from_its_final_frame_and_a_termination_not_at_a
     ring.add(np.array([1]), np.array([1.0]), Step(np.array([[8.0]], np.float32), np.ones(1), one, ~one, ~one,
                                                   np.array([[6.0]], np.float32)))  # fmt: skip
     index = ring.priorities.mass.nonzero().squeeze(1)
-    batch = ring.gather(index, torch.ones(2), torch.zeros(2))
+    batch = ring.gather(index, torch.ones(2), torch.zeros(2), drawn(1, 0.5))
     assert batch.observation.tolist() == [[0.0, 1.0], [0.0, 5.0]]  # zeros before a trajectory's first frame
     assert batch.discount.tolist() == [0.5, 0.0]
     assert batch.next_observation[0].tolist() == [1.0, 2.0]  # the final frame, not the 5 that follows
@@ -186,7 +192,7 @@ def test_a_truncation_bootstraps_from_its_final_frame_and_a_termination_not_at_a
 
 
 def test_n_step_rewards_by_hand() -> None:
-    ring = Ring(spec_of(1, 1, shape=(1,)), 20, gamma=0.5, steps=3, sampling=Sampling())
+    ring = Ring(spec_of(1, 1, shape=(1,)), 20, steps=3, sampling=Sampling())
     no, yes = np.zeros(1, bool), np.ones(1, bool)
     ring.begin(np.zeros((1, 1), np.float32))
     sampleable = []
@@ -197,7 +203,7 @@ def test_n_step_rewards_by_hand() -> None:
         sampleable.append(int((ring.priorities.mass > 0).sum()))
     assert sampleable == [0, 0, 1, 2, 5, 5]  # a window closes after three steps, or with the trajectory
     index = ring.priorities.mass.nonzero().squeeze(1)
-    batch = ring.gather(index, torch.ones(5), torch.zeros(5))
+    batch = ring.gather(index, torch.ones(5), torch.zeros(5), drawn(3, 0.5))
     assert batch.reward.tolist() == [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4, 8 + 8, 16]
     assert batch.discount.tolist() == [0.125, 0.125, 0.0, 0.0, 0.0]
     assert batch.next_observation[:2].flatten().tolist() == [3.0, 4.0]
@@ -222,7 +228,7 @@ def test_samples_carry_weights_stamps_and_indices_that_update_accepts() -> None:
     world = World(spec_of(2, 4), capacity=40, seed=2)
     for _ in range(50):
         world.play()
-    batch = world.ring.sample(torch.rand(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    batch = world.ring.sample(drawn(1, uniform=np.random.default_rng(0).random(16)))
     assert batch.observation.shape == (16, 4, 2, 3)
     assert batch.observation.dtype == torch.uint8
     mass = world.ring.priorities.mass.clone()

@@ -75,3 +75,20 @@ def test_q_is_the_mean_over_quantiles_and_the_scalar_itself() -> None:
     assert Quantile(3).q(torch.tensor([[[[1.0, 2.0, 6.0]]]])).tolist() == [[[3.0]]]
     assert Scalar().q(torch.tensor([[[[7.0]]]])).tolist() == [[[7.0]]]
     assert (Quantile(3).atoms, Scalar().atoms) == (3, 1)
+
+
+def test_the_share_held_by_the_ceiling_counts_atoms_at_it() -> None:
+    y, high = torch.tensor([[[1.0, 3.0], [3.0, 2.9]], [[0.0, 0.0], [3.0, 3.0]]]), torch.tensor(3.0)
+    assert Quantile(2).held(y, high).tolist() == [[0.5, 0.5], [0.0, 1.0]]
+    assert Scalar().held(y[..., :1], high).tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    for estimator, part in ((Quantile(2), y), (Scalar(), y[..., :1])):
+        assert not estimator.held(part, torch.tensor(torch.inf)).any()
+
+
+def test_crossing_counts_neighbours_in_the_wrong_order() -> None:
+    z = torch.tensor([[[[0.0, 1.0, 0.5]], [[1.0, 1.0, 2.0]]]])
+    crossing = Quantile(3).crossing(z)
+    assert crossing is not None
+    assert crossing.tolist() == [0.25]
+    assert Quantile(1).crossing(z[..., :1]) is None
+    assert Scalar().crossing(z[..., :1]) is None

@@ -14,8 +14,8 @@ from steadyq.value.flat import Flat
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.regulation import reinitialise_
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.regulation import Evidence, Regulation, Reinitialise, Spike
+from steadyq.value.shapes import Batch, DrawLayout
 
 ATOMS, ACTIONS, MEMBERS, COUNT = 5, 3, 2, 6
 IMAGE = (2, 9, 9)
@@ -47,8 +47,8 @@ def update(learner: Learner, seed: int) -> Any:
     action = torch.randint(ACTIONS, (COUNT,), generator=generator)
     reward = torch.rand(COUNT, generator=generator)
     ones, index = torch.ones(COUNT), torch.arange(COUNT)
-    batch = Batch(see[0], action, reward, 0.9 * ones, see[1], ones, index, index)
-    found = learner.update(batch, Draw(torch.tensor([1, 0]), torch.tensor(True)))
+    batch = Batch(see[0], action, reward, 0.9 * ones, see[1], ones, index, index, reward > 0)
+    found = learner.update(batch, DrawLayout(MEMBERS, COUNT).plain(order=[1, 0], forbid=True, rate=1e-3))
     learner.count()
     return found
 
@@ -68,12 +68,11 @@ def test_one_buffer_learns_what_separate_tensors_learn(
         torch.testing.assert_close(mine.priority, theirs.priority, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(mine.measures["gradient_norm"], theirs.measures["gradient_norm"])
         if step == 1:
-            mask = torch.zeros(MEMBERS, len(layers), dtype=torch.bool)
-            mask[1, 0] = True
+            spikes = torch.ones(MEMBERS, len(layers))
+            spikes[1, 0] = 7.0
+            reset = Regulation(Spike(6.0), Reinitialise())
             for one in (plain, flat):
-                generator = torch.Generator().manual_seed(9)
-                reinitialise_(mask, layers, one.ensemble, one.online, one.target, one.adam, generator)
-                one.refresh()
+                reset(one, Evidence(layers, spikes), torch.Generator().manual_seed(9))
     for name in plain.online:
         torch.testing.assert_close(flat.online[name], plain.online[name], rtol=1e-4, atol=2e-6)
         torch.testing.assert_close(flat.target[name], plain.target[name], rtol=1e-4, atol=2e-6)

@@ -19,7 +19,7 @@ from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, Double
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import spike_ratio
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, Draw, DrawLayout
 
 ATOMS, ACTIONS, COUNT = 7, 3, 12
 NETWORKS: dict[str, Network] = {
@@ -43,17 +43,18 @@ def random_batch(shape: tuple[int, ...], seed: int, count: int = COUNT) -> Batch
     return Batch(
         observation=torch.randn(count, *shape, generator=generator),
         action=(draw[0] * ACTIONS).long(),
-        reward=(draw[1] * 3).floor() - 1,
+        reward=(reward := (draw[1] * 3).floor() - 1),
         discount=0.99 * (draw[2] > 0.2),
         next_observation=torch.randn(count, *shape, generator=generator),
         weight=0.1 + 0.9 * draw[3],
         index=torch.arange(count),
         stamp=torch.zeros(count, dtype=torch.int64),
+        rewarded=reward > 0,
     )
 
 
 def draw(order: list[int], forbid: bool = True) -> Draw:
-    return Draw(torch.tensor(order), torch.tensor(forbid))
+    return DrawLayout(len(order), COUNT).plain(order=order, forbid=forbid, rate=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +199,7 @@ def test_importance_weights_scale_each_samples_gradient() -> None:
     def gradient(batch: Batch, weight: list[float], y: torch.Tensor) -> torch.Tensor:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
         weighted = replace(batch, weight=torch.tensor(weight))
-        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y)
+        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y, torch.ones(2, 1))
         return torch.autograd.grad(loss, leaves["fc1.weight"])[0]
 
     first, second = gradient(batch, [1.0, 0.0], y), gradient(batch, [0.0, 1.0], y)

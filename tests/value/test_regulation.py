@@ -12,8 +12,8 @@ from steadyq.value.estimators import Quantile
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.regulation import reinitialise_, spike_ratio, spike_ratios
-from steadyq.value.shapes import Batch, Draw, Params
+from steadyq.value.regulation import Evidence, Regulation, Reinitialise, Spike, spike_ratio, spike_ratios
+from steadyq.value.shapes import Batch, DrawLayout, Params
 
 RATE, MEMBERS = 1e-3, 3
 LAYERS = ("fc1", "fc2", "head")
@@ -34,14 +34,15 @@ def update(learner: Learner, seed: int) -> None:
     batch = Batch(
         observation=torch.randn(count, 4, generator=generator),
         action=torch.randint(2, (count,), generator=generator),
-        reward=torch.randn(count, generator=generator),
+        reward=(reward := torch.randn(count, generator=generator)),
         discount=torch.full((count,), 0.9),
         next_observation=torch.randn(count, 4, generator=generator),
         weight=torch.ones(count),
         index=torch.arange(count),
         stamp=torch.zeros(count, dtype=torch.int64),
+        rewarded=reward > 0,
     )
-    learner.update(batch, Draw(torch.tensor([1, 2, 0]), torch.tensor(True)))
+    learner.update(batch, DrawLayout(MEMBERS, count).plain(order=[1, 2, 0], forbid=True, rate=RATE))
 
 
 def copied(params: Params) -> Params:
@@ -49,8 +50,8 @@ def copied(params: Params) -> Params:
 
 
 def reset(learner: Learner, mask: Tensor, seed: int = 7) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    reinitialise_(mask, LAYERS, learner.ensemble, learner.online, learner.target, learner.adam, generator)
+    evidence = Evidence(LAYERS, torch.where(mask, 7.0, 1.0))
+    Regulation(Spike(6.0), Reinitialise())(learner, evidence, torch.Generator().manual_seed(seed))
 
 
 def only(member: int, layer: str) -> Tensor:

@@ -55,7 +55,7 @@ def _adam_kernel(
     rate = tl.load(lr).to(tl.float32)
     moves = mask
     if has_active:
-        moves = mask & (tl.load(active + m) > 0)
+        moves = i < tl.where(tl.load(active + m) > 0, count, 0)
     g = tl.load(grad + m * count + i, mask=mask, other=0.0).to(tl.float32) * tl.load(scale + m).to(tl.float32)
     p = tl.load(param + at, mask=mask, other=0.0)
     a = tl.load(mean + at, mask=mask, other=0.0)
