@@ -61,7 +61,7 @@ def play_games(
                     if progress:
                         progress(sum(map(len, played)))
                 score[lane], steps[lane], rewarded[lane] = 0.0, 0, 0
-            observation = stack.push(step.frame, step.terminated | step.truncated)
+            observation = stack.push(step.frame, step.restart)
     finally:
         vector.close()
     return [played[game % lanes][game // lanes] for game in range(episodes)]

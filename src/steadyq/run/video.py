@@ -53,7 +53,7 @@ def play_one(agent: Agent, env: str, protocol: Protocol, seed: int) -> tuple[flo
             score += float(step.reward[0])
             if step.game_over[0]:
                 return score, game_seed, actions
-            observation = stack.push(step.frame, step.terminated | step.truncated)
+            observation = stack.push(step.frame, step.restart)
     finally:
         vector.close()
 
