@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.run.evaluate import play_games
+from steadyq.run.evaluate import Game, play_games
 from steadyq.run.explore import FrameStack
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
@@ -33,3 +33,28 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
         lives += int(step.terminated[0])
     training.close()
     assert lives == 5
+
+
+def idle(observation: torch.Tensor) -> np.ndarray:
+    return np.zeros(len(observation), np.int64)
+
+
+def test_epsilon_replaces_some_actions_the_same_ones_for_the_same_seed() -> None:
+    rules = dataclasses.replace(envs.protocol_for("MinAtar/Breakout"), sticky=0.0)
+
+    def games(epsilon: float, episodes: int = 20, seed: int = 5) -> list[Game]:
+        return play_games(idle, "MinAtar/Breakout", rules, episodes=episodes, seed=seed, epsilon=epsilon)
+
+    still, few, all_random = games(0.0), games(0.1), games(1.0)
+    assert {action for game in still for action in game.actions} == {0}
+    assert few == games(0.1)
+    assert few != games(0.1, seed=6)
+    # A game is the same whatever is played beside it: 3 lanes instead of 16.
+    assert games(0.1, episodes=3) == few[:3]
+
+    def strayed(played: list[Game]) -> float:
+        actions = [action for game in played for action in game.actions]
+        return float(np.mean([action != 0 for action in actions]))
+
+    assert 0.03 < strayed(few) < 0.12  # 0.1, less the uniform actions that are 0 themselves: 0.067
+    assert 0.55 < strayed(all_random) < 0.78

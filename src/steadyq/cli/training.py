@@ -111,7 +111,7 @@ def train(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Play full games with a run's weights, without exploration."""
+    """Play full games with a run's weights."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
@@ -119,6 +119,8 @@ class EvaluateOptions:
     """Full games."""
     seed: int = 1000
     """Seed of the games."""
+    epsilon: float | None = None
+    """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     sticky: float | None = None
     """Chance that the emulator repeats its last action; by default as in training. At 0.25 Atari games all differ."""
     json: Path | None = None
@@ -144,6 +146,8 @@ def evaluate(words: list[str]) -> int:
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
+    epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
+    within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
         protocol = dataclasses.replace(protocol, sticky=options.sticky)
     agent = load(options.run)
@@ -154,12 +158,13 @@ def evaluate(words: list[str]) -> int:
             protocol,
             episodes=options.episodes,
             seed=options.seed,
+            epsilon=epsilon,
             device=str(agent.device),
             progress=progress,
         )
     scores = [game.score for game in games]
     error = f"standard error {np.std(scores, ddof=1) / np.sqrt(len(scores)):.2f}, " if len(scores) > 1 else ""
-    counted = {"episodes": len(scores), "different_games": different(games)}
+    counted = {"episodes": len(scores), "different_games": different(games), "evaluation_epsilon": epsilon}
     OUT.print(
         f"{recipe.env} after {agent.step:,} steps: "
         f"mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
@@ -198,6 +203,8 @@ class PlayOptions:
     """Play this many games and record the best."""
     max_seconds: float = 60.0
     """Cut the video after so many seconds."""
+    epsilon: float | None = None
+    """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
 
 
 def play(words: list[str]) -> int:
@@ -211,10 +218,17 @@ def play(words: list[str]) -> int:
     within("--max-seconds", options.max_seconds, 0.1)
     within("--best-of", options.best_of, 1)
     check_file("--out", options.out)
-    score, steps = record_game(
-        options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
+    if options.epsilon is not None:
+        within("--epsilon", options.epsilon, 0, 1)
+    game = record_game(
+        options.run,
+        options.out,
+        seed=options.seed,
+        best_of=options.best_of,
+        max_seconds=options.max_seconds,
+        epsilon=options.epsilon,
     )
-    OUT.print(f"{options.out}: one game, {steps:,} steps, return {score:g}")
+    OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
     return 0
 
 

@@ -11,7 +11,7 @@ from steadyq import envs
 from steadyq.agent import Agent
 from steadyq.device.capture import Captured
 from steadyq.envs import Protocol
-from steadyq.run.explore import FrameStack
+from steadyq.run.explore import FrameStack, GameEpsilon
 
 LANES = 16
 
@@ -26,6 +26,9 @@ class Game:
     score: float
     steps: int
     rewarded: float
+    seed: int = 0
+    """The game's own: with the actions, all that `envs.render` needs."""
+    actions: tuple[int, ...] = ()
 
 
 def play_games(
@@ -35,32 +38,48 @@ def play_games(
     *,
     episodes: int,
     seed: int,
+    epsilon: float = 0.0,
     device: str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> list[Game]:
     """Play `episodes` full games in parallel lanes, in a fixed order of games.
 
     Each lane plays a fixed share of the games to the end: taking whichever games finish first would favour short ones.
+    With `epsilon` some of the policy's actions are replaced by uniform ones.
     """
     lanes = min(episodes, LANES)
     vector = envs.make(env, protocol, seed=seed, training=False, lanes=lanes)
     quota = [len(range(lane, episodes, lanes)) for lane in range(lanes)]
     played: list[list[Game]] = [[] for _ in range(lanes)]
     score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    actions: list[list[int]] = [[] for _ in range(lanes)]
     stack = FrameStack(vector.spec, device)
+    stray = GameEpsilon(epsilon, vector.spec.num_actions, lanes)
     try:
         observation = stack.push(vector.reset())
+        seeds = vector.game_seed()
+        for lane, game_seed in enumerate(seeds.tolist()):
+            stray.begin(lane, game_seed)
         while any(len(games) < share for games, share in zip(played, quota, strict=True)):
-            step = vector.step(policy(observation))
+            action = stray(policy(observation))
+            step = vector.step(action)
+            for lane, chosen in enumerate(action.tolist()):
+                actions[lane].append(chosen)
             score += step.reward
             steps += 1
             rewarded += step.reward > 0
-            for lane in np.flatnonzero(step.game_over):
+            for lane in np.flatnonzero(step.game_over).tolist():
                 if len(played[lane]) < quota[lane]:
-                    played[lane].append(Game(float(score[lane]), int(steps[lane]), float(rewarded[lane] / steps[lane])))
+                    share = float(rewarded[lane] / steps[lane])
+                    own = int(seeds[lane]), tuple(actions[lane])
+                    played[lane].append(Game(float(score[lane]), int(steps[lane]), share, *own))
                     if progress:
                         progress(sum(map(len, played)))
-                score[lane], steps[lane], rewarded[lane] = 0.0, 0, 0
+                score[lane], steps[lane], rewarded[lane], actions[lane] = 0.0, 0, 0, []
+            if step.game_over.any():
+                seeds = vector.game_seed()
+                for lane in np.flatnonzero(step.game_over).tolist():
+                    stray.begin(lane, int(seeds[lane]))
             observation = stack.push(step.frame, step.restart)
     finally:
         vector.close()
@@ -87,7 +106,7 @@ def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
 
 
 def greedy_policy(agent: Agent) -> Policy:
-    """Act by the ensemble's mean value, without exploration; always on as many lanes as the first time."""
+    """Act by the ensemble's mean value; always on as many lanes as the first time."""
     values = Captured(agent.q, agent.device)
     return lambda observation: values(observation).argmax(-1).cpu().numpy()
 
