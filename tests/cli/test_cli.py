@@ -211,7 +211,7 @@ def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys:
 def test_few_different_games_are_said_to_be_few() -> None:
     assert games_said({"episodes": 100, "different_games": 4}) == "100 full games, 4 different"
     assert games_said({"episodes": 100, "different_games": 100}) == "100 full games"
-    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games, all of the same score and length"
+    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games, all the same"
     assert games_said({"episodes": 1, "different_games": 1}) == "1 full game"
     assert games_said({"episodes": 100}) == "100 full games"
     assert games_said({"episodes": 100, "evaluation_epsilon": 0.001}) == "100 full games, epsilon 0.001"

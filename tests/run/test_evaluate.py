@@ -3,10 +3,11 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from steadyq import envs
-from steadyq.run.evaluate import Game, play_games
+from steadyq.run.evaluate import Game, different, play_games, standard_error
 from steadyq.run.explore import FrameStack
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
@@ -58,3 +59,28 @@ def test_epsilon_replaces_some_actions_the_same_ones_for_the_same_seed() -> None
 
     assert 0.03 < strayed(few) < 0.12  # 0.1, less the uniform actions that are 0 themselves: 0.067
     assert 0.55 < strayed(all_random) < 0.78
+
+
+def test_games_repeat_where_an_emulator_is_deterministic_and_their_error_is_that_of_the_different_ones() -> None:
+    protocol = envs.protocol_for("Atari/Breakout")
+    games = play_games(idle, "Atari/Breakout", protocol, episodes=20, seed=0)
+    assert 1 < different(games) < 6
+    # Games that only end alike are different games.
+    cartpole = envs.protocol_for("Gymnasium/CartPole-v1")
+    always_left = play_games(idle, "Gymnasium/CartPole-v1", cartpole, episodes=50, seed=0)
+    assert len({(game.score, game.steps) for game in always_left}) < 10
+    assert different(always_left) == 50
+
+
+def test_standard_error() -> None:
+    def games(*scores: float) -> list[Game]:
+        return [Game(score, steps=int(score), rewarded=0.0) for score in scores]
+
+    assert standard_error(games(3, 3, 3)) is None
+    several = [1.0, 4.0, 6.0, 9.0]
+    once = standard_error(games(*several))
+    assert once == pytest.approx(np.std(several, ddof=1) / 2)
+    # The same four games 25 times over tell no more than four games do.
+    assert standard_error(games(*several * 25)) == pytest.approx(once)
+    # Weights 3/4 and 1/4: variance (3/4 1/4 16) / (1 - 10/16) = 8, over 1.6 games.
+    assert standard_error(games(0, 0, 0, 4)) == pytest.approx(np.sqrt(8 / 1.6))

@@ -135,7 +135,7 @@ def evaluate(words: list[str]) -> int:
 
     from steadyq.agent import load
     from steadyq.recipe import within
-    from steadyq.run.evaluate import different, greedy_policy, play_games
+    from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
     from steadyq.run.folder import RunFolder
     from steadyq.run.progress import Terminal, games_said
     from steadyq.run.provenance import provenance
@@ -163,12 +163,13 @@ def evaluate(words: list[str]) -> int:
             progress=progress,
         )
     scores = [game.score for game in games]
-    error = f"standard error {np.std(scores, ddof=1) / np.sqrt(len(scores)):.2f}, " if len(scores) > 1 else ""
+    error = standard_error(games)
+    said = "" if error is None else f"standard error {error:.2f}, "
     counted = {"episodes": len(scores), "different_games": different(games), "evaluation_epsilon": epsilon}
     OUT.print(
         f"{recipe.env} after {agent.step:,} steps: "
         f"mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
-        f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
+        f"({said}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
         f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})",
         markup=True,
     )
@@ -181,6 +182,7 @@ def evaluate(words: list[str]) -> int:
             "sticky": protocol.sticky,
             "returns": scores,
             "mean_return": float(np.mean(scores)),
+            "standard_error": error,
             "first_10_mean_return": float(np.mean(scores[:10])),
             **counted,
             **provenance(),

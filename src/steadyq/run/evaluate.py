@@ -1,5 +1,7 @@
 """Full games with stored weights: the numbers a run reports."""
 
+import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,8 @@ class Game:
     seed: int = 0
     """The game's own: with the actions, all that `envs.render` needs."""
     actions: tuple[int, ...] = ()
+    shown: int = 0
+    """Checksum of all frames the agent was shown."""
 
 
 def play_games(
@@ -53,42 +57,65 @@ def play_games(
     played: list[list[Game]] = [[] for _ in range(lanes)]
     score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
     actions: list[list[int]] = [[] for _ in range(lanes)]
+    shown = [0] * lanes
     stack = FrameStack(vector.spec, device)
     stray = GameEpsilon(epsilon, vector.spec.num_actions, lanes)
     try:
-        observation = stack.push(vector.reset())
+        frame = vector.reset()
+        observation = stack.push(frame)
         seeds = vector.game_seed()
         for lane, game_seed in enumerate(seeds.tolist()):
             stray.begin(lane, game_seed)
         while any(len(games) < share for games, share in zip(played, quota, strict=True)):
             action = stray(policy(observation))
-            step = vector.step(action)
             for lane, chosen in enumerate(action.tolist()):
+                shown[lane] = zlib.crc32(frame[lane], shown[lane])
                 actions[lane].append(chosen)
+            step = vector.step(action)
             score += step.reward
             steps += 1
             rewarded += step.reward > 0
             for lane in np.flatnonzero(step.game_over).tolist():
                 if len(played[lane]) < quota[lane]:
                     share = float(rewarded[lane] / steps[lane])
-                    own = int(seeds[lane]), tuple(actions[lane])
+                    own = int(seeds[lane]), tuple(actions[lane]), shown[lane]
                     played[lane].append(Game(float(score[lane]), int(steps[lane]), share, *own))
                     if progress:
                         progress(sum(map(len, played)))
-                score[lane], steps[lane], rewarded[lane], actions[lane] = 0.0, 0, 0, []
+                score[lane], steps[lane], rewarded[lane], actions[lane], shown[lane] = 0.0, 0, 0, [], 0
             if step.game_over.any():
                 seeds = vector.game_seed()
                 for lane in np.flatnonzero(step.game_over).tolist():
                     stray.begin(lane, int(seeds[lane]))
-            observation = stack.push(step.frame, step.restart)
+            frame = step.frame
+            observation = stack.push(frame, step.restart)
     finally:
         vector.close()
     return [played[game % lanes][game // lanes] for game in range(episodes)]
 
 
 def different(games: Sequence[Game]) -> int:
-    """How many games are not another one over again, by score and length: a deterministic emulator repeats itself."""
-    return len({(game.score, game.steps) for game in games})
+    """How many games are not another one over again: a deterministic emulator repeats itself, frame by frame."""
+    return len(_repeats(games))
+
+
+def standard_error(games: Sequence[Game]) -> float | None:
+    """Of the mean score, by what was really sampled: a repeated game is one game with a larger weight.
+
+    Weights w sum to one: the variance is sum w (x - mean)^2 / (1 - sum w^2), over 1 / sum w^2 games. None for one game.
+    """
+    repeats = _repeats(games)
+    if len(repeats) < 2:
+        return None
+    score = np.array([key[0] for key in repeats])
+    weight = np.array(list(repeats.values())) / len(games)
+    spread = float((weight * (score - weight @ score) ** 2).sum())
+    concentrated = float((weight**2).sum())
+    return float(np.sqrt(spread / (1 - concentrated) * concentrated))
+
+
+def _repeats(games: Sequence[Game]) -> Counter[tuple[float, int, int]]:
+    return Counter((game.score, game.steps, game.shown) for game in games)
 
 
 def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
@@ -99,6 +126,7 @@ def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
         "different_games": different(games),
         "returns": returns,
         "mean_return": float(np.mean(returns)),
+        "standard_error": standard_error(games),
         "first_10_mean_return": float(np.mean(returns[:10])),
         "random_return": float(np.mean([game.score for game in baseline])),
         "random_episodes": len(baseline),

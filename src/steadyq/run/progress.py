@@ -121,7 +121,7 @@ def games_said(result: Mapping[str, Any]) -> str:
     few = result.get("different_games", games)
     said = [plural(games, "full game")]
     if few < games:
-        said.append("all of the same score and length" if few == 1 else f"{few} different")
+        said.append("all the same" if few == 1 else f"{few} different")
     if (epsilon := result.get("evaluation_epsilon")) is not None:
         said.append(f"epsilon {epsilon:g}")
     return ", ".join(said)
