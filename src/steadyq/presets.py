@@ -162,7 +162,8 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
         replay=ReplaySection(ratio=4 if paper else 1),  # [paper] l.1122; [ours]
     )
     if family == "atari":
-        return recipe
+        # Dopamine and BBF evaluate at 0.001; [open] the paper is silent, audit G8 reads 0
+        return replace(recipe, evaluation=EvaluationSection(epsilon=0.0 if paper else 0.001))
     if family == "procgen":
         return replace(
             recipe,

@@ -343,17 +343,20 @@ class ExploreSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """The evaluation at the end of a run: full games, no exploration, final weights."""
+    """The evaluation at the end of a run: full games, final weights."""
 
     episodes: int = 100
     """Games played by the agent."""
     random_episodes: int = 20
     """Games played by a uniformly random policy under the same protocol."""
+    epsilon: float = 0.0
+    """Chance of a uniform action in place of the agent's: without any, an Atari emulator plays the same few games."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
         within("evaluation.episodes", self.episodes, 1)
         within("evaluation.random_episodes", self.random_episodes, 1)
+        within("evaluation.epsilon", self.epsilon, 0, 1)
 
 
 @dataclass(frozen=True)

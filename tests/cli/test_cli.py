@@ -209,11 +209,12 @@ def test_evaluate_plays_the_games_it_says(trained: Path, tmp_path: Path, capsys:
 
 
 def test_few_different_games_are_said_to_be_few() -> None:
-    assert games_said({"episodes": 100, "different_games": 4}) == "100 full games, only 4 of them different"
-    assert games_said({"episodes": 100, "different_games": 11}) == "100 full games"
-    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games, all of the same score and length"
+    assert games_said({"episodes": 100, "different_games": 4}) == "100 full games, 4 different"
+    assert games_said({"episodes": 100, "different_games": 100}) == "100 full games"
+    assert games_said({"episodes": 100, "different_games": 1}) == "100 full games, all the same"
     assert games_said({"episodes": 1, "different_games": 1}) == "1 full game"
     assert games_said({"episodes": 100}) == "100 full games"
+    assert games_said({"episodes": 100, "evaluation_epsilon": 0.001}) == "100 full games, epsilon 0.001"
     assert different([Game(1.0, 5, 0.1), Game(1.0, 5, 0.2), Game(1.0, 6, 0.1), Game(2.0, 5, 0.1)]) == 3
 
 
@@ -346,7 +347,7 @@ def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.C
 def test_one_game_has_no_standard_error(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("evaluate", str(trained), "--episodes", "1", "--json", str(tmp_path / "scores.json")) == 0
     shown = capsys.readouterr().out
-    assert "over 1 full game (median" in shown
+    assert "over 1 full game, epsilon 0 (median" in shown
     assert len(json.loads((tmp_path / "scores.json").read_text())["returns"]) == 1
 
 

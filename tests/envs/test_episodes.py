@@ -85,15 +85,17 @@ def test_lost_life_ends_the_trajectory_not_the_game():
     assert flags(lost) == (True, False, False)
     assert (lost.final_frame[0], lost.frame[0]) == (101, 111)
     assert after.frame[0] == 112
+    assert (lost.restart[0], after.restart[0]) == (True, False)
     assert flags(env.step(ACTION)) == (True, False, True)
 
 
-def test_lost_life_in_evaluation_only_skips_what_lies_between():
+def test_lost_life_in_evaluation_skips_what_lies_between_and_restarts_the_stack():
     env = vector(Script("L.T"), life_loss_terminal=False)
     env.reset()
     lost = env.step(ACTION)
     assert flags(lost) == (False, False, False)
     assert lost.final_frame[0] == lost.frame[0] == 111
+    assert (lost.restart[0], env.step(ACTION).restart[0], env.step(ACTION).restart[0]) == (True, False, True)
 
 
 @pytest.mark.parametrize(("life_loss_terminal", "expected"), [(True, (True, False)), (False, (False, True))])

@@ -45,8 +45,10 @@ def run_demo(out: Path, *, steps: int | None = None, console: Console | None = N
         _introduce(recipe, console)
         train(recipe, run=folder.path, display=Terminal(console))
         console.print("filming a game ...")
-        score, length = record_game(folder.path, video, best_of=GAMES_FILMED, max_seconds=MAX_SECONDS)
-        caption = f"The best of {GAMES_FILMED} full games after training: return {score:g} in {length:,} steps."
+        game = record_game(folder.path, video, best_of=GAMES_FILMED, max_seconds=MAX_SECONDS)
+        caption = (
+            f"The best of {GAMES_FILMED} full games after training: return {game.score:g} in {game.steps:,} steps."
+        )
         write_report([folder.path], report, video=video, caption=caption)
     _conclude(out, folder, console)
     return report

@@ -155,7 +155,7 @@ def _probe(path: Path) -> dict[str, Any]:
         seen.append(observation.clone())
         action = torch.randint(env.spec.num_actions, (env.spec.lanes,), generator=generator).numpy()
         step = env.step(action)
-        observation = stack.push(step.frame, step.terminated | step.truncated)
+        observation = stack.push(step.frame, step.restart)
     env.close()
     forward, shown, rate = agent.ensemble.forward, torch.cat(seen)[:size], Schedule.of(recipe.optim.rate).end
     left = {

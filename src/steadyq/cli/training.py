@@ -111,7 +111,7 @@ def train(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Play full games with a run's weights, without exploration."""
+    """Play full games with a run's weights."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
@@ -119,6 +119,8 @@ class EvaluateOptions:
     """Full games."""
     seed: int = 1000
     """Seed of the games."""
+    epsilon: float | None = None
+    """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     sticky: float | None = None
     """Chance that the emulator repeats its last action; by default as in training. At 0.25 Atari games all differ."""
     json: Path | None = None
@@ -133,7 +135,7 @@ def evaluate(words: list[str]) -> int:
 
     from steadyq.agent import load
     from steadyq.recipe import within
-    from steadyq.run.evaluate import different, greedy_policy, play_games
+    from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
     from steadyq.run.folder import RunFolder
     from steadyq.run.progress import Terminal, games_said
     from steadyq.run.provenance import provenance
@@ -144,6 +146,8 @@ def evaluate(words: list[str]) -> int:
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
+    epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
+    within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
         protocol = dataclasses.replace(protocol, sticky=options.sticky)
     agent = load(options.run)
@@ -154,16 +158,18 @@ def evaluate(words: list[str]) -> int:
             protocol,
             episodes=options.episodes,
             seed=options.seed,
+            epsilon=epsilon,
             device=str(agent.device),
             progress=progress,
         )
     scores = [game.score for game in games]
-    error = f"standard error {np.std(scores, ddof=1) / np.sqrt(len(scores)):.2f}, " if len(scores) > 1 else ""
-    counted = {"episodes": len(scores), "different_games": different(games)}
+    error = standard_error(games)
+    said = "" if error is None else f"standard error {error:.2f}, "
+    counted = {"episodes": len(scores), "different_games": different(games), "evaluation_epsilon": epsilon}
     OUT.print(
         f"{recipe.env} after {agent.step:,} steps: "
         f"mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "
-        f"({error}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
+        f"({said}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
         f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})",
         markup=True,
     )
@@ -176,6 +182,7 @@ def evaluate(words: list[str]) -> int:
             "sticky": protocol.sticky,
             "returns": scores,
             "mean_return": float(np.mean(scores)),
+            "standard_error": error,
             "first_10_mean_return": float(np.mean(scores[:10])),
             **counted,
             **provenance(),
@@ -198,6 +205,8 @@ class PlayOptions:
     """Play this many games and record the best."""
     max_seconds: float = 60.0
     """Cut the video after so many seconds."""
+    epsilon: float | None = None
+    """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
 
 
 def play(words: list[str]) -> int:
@@ -211,10 +220,17 @@ def play(words: list[str]) -> int:
     within("--max-seconds", options.max_seconds, 0.1)
     within("--best-of", options.best_of, 1)
     check_file("--out", options.out)
-    score, steps = record_game(
-        options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
+    if options.epsilon is not None:
+        within("--epsilon", options.epsilon, 0, 1)
+    game = record_game(
+        options.run,
+        options.out,
+        seed=options.seed,
+        best_of=options.best_of,
+        max_seconds=options.max_seconds,
+        epsilon=options.epsilon,
     )
-    OUT.print(f"{options.out}: one game, {steps:,} steps, return {score:g}")
+    OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
     return 0
 
 

@@ -109,7 +109,7 @@ class EpisodeVector:
             played.append(chosen)
         frame = self._empty()
         reward = np.zeros(lanes, np.float32)
-        terminated, truncated, game_over = (np.zeros(lanes, np.bool_) for _ in range(3))
+        terminated, truncated, game_over, life_lost = (np.zeros(lanes, np.bool_) for _ in range(4))
         last: dict[int, Array] = {}
         # All results are collected before any lane resets, so that a reset never waits with work left in flight.
         outcomes = [game.receive() for game in self._games]
@@ -119,6 +119,7 @@ class EpisodeVector:
             over = outcome.terminated or outcome.truncated
             if outcome.life_lost and not over:
                 newest = self._games[lane].next_life()  # None: the game ended between two lives
+            life_lost[lane] = outcome.life_lost
             lost = outcome.life_lost and self._life_loss_terminal
             terminated[lane] = outcome.terminated or lost or newest is None
             truncated[lane] = outcome.truncated and not terminated[lane]
@@ -131,7 +132,7 @@ class EpisodeVector:
             final = frame.copy()
             for lane, ended in last.items():
                 final[lane] = ended
-        return Step(frame, reward, terminated, truncated, game_over, final)
+        return Step(frame, reward, terminated, truncated, game_over, final, life_lost)
 
     def game_seed(self) -> NDArray[np.int64]:
         """Return the seed of each lane's current game."""

@@ -140,8 +140,8 @@ def _atari(protocol: Protocol) -> list[str]:
         f"{skip}, gray 84x84, {_stack(protocol)}",
         f"{protocol.action_set} action set, {_sticky(protocol)}",
         f"a game begins with {', then '.join(begin) or 'nothing pressed'} (unseen, uncounted)",
-        f"a lost life ends the trajectory in training and never in evaluation; in both the next life begins with "
-        f"{', then '.join(life)} (unseen, uncounted)"
+        f"a lost life ends the trajectory in training and never in evaluation; in both the stack begins anew and the "
+        f"next life begins with {', then '.join(life)} (unseen, uncounted)"
         if protocol.life_loss_terminal
         else "a lost life changes nothing: the game goes on and nothing is pressed",
     ]

@@ -1,7 +1,7 @@
 """What every environment looks like to the rest of the library: single frames, side by side, numpy in and out."""
 
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -55,13 +55,21 @@ class Step:
     """[lane] a whole game ended, for either reason; `frame` belongs to the next one."""
     final_frame: Array
     """[lane, *frame_shape] where a trajectory ended its last frame, elsewhere `frame`."""
+    life_lost: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, np.bool_))
+    """[lane] a life was lost and the protocol cares; in evaluation the trajectory goes on all the same."""
+
+    @property
+    def restart(self) -> NDArray[np.bool_]:
+        """[lane] where the agent's frame stack begins anew at `frame`, in evaluation as in training."""
+        restart: NDArray[np.bool_] = self.terminated | self.truncated | self.life_lost
+        return restart
 
 
 class VectorEnv(typing.Protocol):
     """Games played side by side, one per lane; a game that ends is followed at once by the next.
 
-    Where `terminated | truncated` the agent's frame stack restarts at `frame`. Resets and the button presses of the
-    protocol happen inside `step` and are never returned as a transition.
+    Where `Step.restart` the agent's frame stack begins anew at `frame`. Resets and the button presses of the protocol
+    happen inside `step` and are never returned as a transition.
     """
 
     spec: EnvSpec

@@ -93,7 +93,7 @@ CHARTS: tuple[Chart, ...] = (
         "return",
         "Return",
         "Mean raw return of the last 10 training games, exploration included. The diamond is the evaluation at the "
-        "end: full games, final weights, no exploration.",
+        "end: full games, final weights.",
         y="return of the last 10 games",
         lines=(Line("return_10", "last 10 games"),),
         references=_evaluation,

@@ -310,7 +310,7 @@ def _scores(page: Page) -> str:
     cells = "".join(f'<th scope="col"{" class=number" * (head in NUMERIC)}>{head}</th>' for head in HEADS)
     return f"""<section class="card" aria-labelledby="scores">
 <h2 id="scores">{"Scores of every seed" if page.study else "Final scores"}</h2>
-<p class="explains">Mean raw return of full games with the final weights and no exploration. The interval is a
+<p class="explains">Mean raw return of full games with the final weights. The interval is a
 percentile bootstrap over seeds.{escape(exceptions(comparison.runs))}</p>
 <div class="scroll" tabindex="0" role="region" aria-labelledby="scores"><table class="scores">
 <thead><tr>{cells}</tr></thead>

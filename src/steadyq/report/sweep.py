@@ -172,7 +172,7 @@ def summaries(sweep: Sweep) -> list[studies.Points | studies.Profile]:
         _points(
             sweep, "training_return_10", "Final training return", "mean of the last 10 training games, as the paper"
         ),
-        _points(sweep, "mean_return", "Evaluation score", "mean over full games without exploration"),
+        _points(sweep, "mean_return", "Evaluation score", "mean over full games"),
     )
     return [points for points in found if points]
 
@@ -361,7 +361,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         columns=("game", "random", *ends, *heads, *names),
         rows=tuple(rows),
         notes=(
-            "* highest of its row. Mean over seeds of each seed's mean over full games without exploration; random: a "
+            "* highest of its row. Mean over seeds of each seed's mean over full games; random: a "
             "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds." + exceptions(sweep.runs),
             _state(sweep),
         ),

@@ -26,6 +26,31 @@ class FrameStack:
         return self.observation
 
 
+class GameEpsilon:
+    """Evaluation's epsilon: now and then a uniform action, drawn for each game from a generator of its own.
+
+    Its seed is the game's, so that a game follows from its seed and the agent alone, whatever is played beside it.
+    """
+
+    def __init__(self, epsilon: float, actions: int, lanes: int) -> None:
+        self.epsilon, self.actions = epsilon, actions
+        self._draw = [np.random.default_rng(0) for _ in range(lanes)]
+
+    def begin(self, lane: int, seed: int) -> None:
+        """Begin the game of this seed in a lane."""
+        self._draw[lane] = np.random.default_rng([seed, 1])
+
+    def __call__(self, action: np.ndarray) -> np.ndarray:
+        """Return the actions [lane] that are played in place of the agent's."""
+        if self.epsilon == 0:
+            return action
+        played = action.copy()
+        for lane, draw in enumerate(self._draw):
+            if draw.random() < self.epsilon:
+                played[lane] = draw.integers(self.actions)
+        return played
+
+
 class EpsilonGreedy:
     """Per lane: a uniform action with probability epsilon, else the greedy one.
 

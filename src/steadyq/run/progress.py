@@ -116,12 +116,15 @@ class Terminal(Display):
 
 
 def games_said(result: Mapping[str, Any]) -> str:
-    """How many games a mean rests on, and how few different ones where that is what it really rests on."""
+    """How many games a mean rests on, how few different ones where they repeat, and the exploration in them."""
     games = result["episodes"]
     few = result.get("different_games", games)
-    if few == 1 < games:
-        return f"{games} full games, all of the same score and length"
-    return plural(games, "full game") + (f", only {few} of them different" if few <= games / 10 else "")
+    said = [plural(games, "full game")]
+    if few < games:
+        said.append("all the same" if few == 1 else f"{few} different")
+    if (epsilon := result.get("evaluation_epsilon")) is not None:
+        said.append(f"epsilon {epsilon:g}")
+    return ", ".join(said)
 
 
 def mean_of_last(games: int, scores: Iterable[float]) -> float | None:

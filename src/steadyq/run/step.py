@@ -372,6 +372,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         recipe.protocol,
         episodes=recipe.evaluation.episodes,
         seed=recipe.seed,
+        epsilon=recipe.evaluation.epsilon,
         device=str(training.device),
         progress=progress,
     )
@@ -395,6 +396,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "games": training.games,
         "resets": training.resets,
         **scored(games, baseline),
+        "evaluation_epsilon": recipe.evaluation.epsilon,
         "training_return_10": mean_of_last(10, training.recent),
         **training.computes(),
         "wall_seconds": round(training.wall, 1),

@@ -7,20 +7,25 @@ from pathlib import Path
 import numpy as np
 
 from steadyq import envs
-from steadyq.agent import Agent, load
-from steadyq.envs import Protocol
+from steadyq.agent import load
 from steadyq.errors import UserError
 from steadyq.recipe import within
-from steadyq.run.explore import FrameStack
+from steadyq.run.evaluate import Game, greedy_policy, play_games
 from steadyq.run.folder import RunFolder
 
 FORMATS = (".mp4", ".gif")
 
 
 def record_game(
-    run: Path | str, out: Path | str, *, seed: int = 1000, best_of: int = 1, max_seconds: float = 60.0
-) -> tuple[float, int]:
-    """Write a video of one full game of the run's agent; returns its score and steps."""
+    run: Path | str,
+    out: Path | str,
+    *,
+    seed: int = 1000,
+    best_of: int = 1,
+    max_seconds: float = 60.0,
+    epsilon: float | None = None,
+) -> Game:
+    """Write a video of the best of some full games, played as `steadyq evaluate` plays them; returns that game."""
     out = Path(out)
     if out.suffix not in FORMATS:
         raise UserError(f"cannot write {out.name}: the video's name must end in {' or '.join(FORMATS)}")
@@ -28,34 +33,23 @@ def record_game(
         raise UserError(f"no folder {out.parent} to write {out.name} into")
     within("best_of", best_of, 1)
     within("max_seconds", max_seconds, 0.1)
+    within("epsilon", epsilon or 0.0, 0, 1)
     recipe = RunFolder(run).recipe
     agent = load(run)
-    games = [play_one(agent, recipe.env, recipe.protocol, seed + number) for number in range(best_of)]
-    score, game_seed, actions = max(games, key=lambda game: game[0])
+    games = play_games(
+        greedy_policy(agent),
+        recipe.env,
+        recipe.protocol,
+        episodes=best_of,
+        seed=seed,
+        epsilon=recipe.evaluation.epsilon if epsilon is None else epsilon,
+        device=str(agent.device),
+    )
+    best = max(games, key=lambda game: game.score)
     fps = envs.frames_per_second(recipe.env, recipe.protocol)
-    pictures = envs.render(recipe.env, recipe.protocol, game_seed, actions)
+    pictures = envs.render(recipe.env, recipe.protocol, best.seed, best.actions)
     write_video(islice(pictures, int(max_seconds * fps)), out, fps)
-    return score, len(actions)
-
-
-def play_one(agent: Agent, env: str, protocol: Protocol, seed: int) -> tuple[float, int, list[int]]:
-    """Play one full game greedily; returns score, the game's own seed, and the actions."""
-    vector = envs.make(env, protocol, seed=seed, training=False, lanes=1)
-    try:
-        stack = FrameStack(vector.spec, agent.device)
-        observation = stack.push(vector.reset())
-        game_seed = int(vector.game_seed()[0])
-        score, actions = 0.0, []
-        while True:
-            action = agent.q(observation).argmax(-1).cpu().numpy()
-            step = vector.step(action)
-            actions.append(int(action[0]))
-            score += float(step.reward[0])
-            if step.game_over[0]:
-                return score, game_seed, actions
-            observation = stack.push(step.frame, step.terminated | step.truncated)
-    finally:
-        vector.close()
+    return best
 
 
 def write_video(pictures: Iterable[np.ndarray], out: Path, fps: float) -> None:

@@ -1,0 +1,86 @@
+"""Full games as they are scored: what the agent is shown, which games they are, what is said of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from steadyq import envs
+from steadyq.run.evaluate import Game, different, play_games, standard_error
+from steadyq.run.explore import FrameStack
+
+BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
+
+
+def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
+    draw = np.random.default_rng(0)
+    actions = draw.integers(4, size=3000)
+    shown: list[torch.Tensor] = []
+
+    def policy(observation: torch.Tensor) -> np.ndarray:
+        shown.append(observation.clone())
+        return actions[len(shown) - 1 : len(shown)]
+
+    play_games(policy, "Atari/Breakout", BREAKOUT, episodes=1, seed=0)
+    training = envs.make("Atari/Breakout", BREAKOUT, seed=0)
+    stack = FrameStack(training.spec)
+    observation = stack.push(training.reset())
+    lives = 0
+    for action, seen in zip(actions, shown, strict=False):
+        assert torch.equal(observation, seen)
+        step = training.step(np.array([action]))
+        observation = stack.push(step.frame, step.terminated | step.truncated)
+        lives += int(step.terminated[0])
+    training.close()
+    assert lives == 5
+
+
+def idle(observation: torch.Tensor) -> np.ndarray:
+    return np.zeros(len(observation), np.int64)
+
+
+def test_epsilon_replaces_some_actions_the_same_ones_for_the_same_seed() -> None:
+    rules = dataclasses.replace(envs.protocol_for("MinAtar/Breakout"), sticky=0.0)
+
+    def games(epsilon: float, episodes: int = 20, seed: int = 5) -> list[Game]:
+        return play_games(idle, "MinAtar/Breakout", rules, episodes=episodes, seed=seed, epsilon=epsilon)
+
+    still, few, all_random = games(0.0), games(0.1), games(1.0)
+    assert {action for game in still for action in game.actions} == {0}
+    assert few == games(0.1)
+    assert few != games(0.1, seed=6)
+    # A game is the same whatever is played beside it: 3 lanes instead of 16.
+    assert games(0.1, episodes=3) == few[:3]
+
+    def strayed(played: list[Game]) -> float:
+        actions = [action for game in played for action in game.actions]
+        return float(np.mean([action != 0 for action in actions]))
+
+    assert 0.03 < strayed(few) < 0.12  # 0.1, less the uniform actions that are 0 themselves: 0.067
+    assert 0.55 < strayed(all_random) < 0.78
+
+
+def test_games_repeat_where_an_emulator_is_deterministic_and_their_error_is_that_of_the_different_ones() -> None:
+    protocol = envs.protocol_for("Atari/Breakout")
+    games = play_games(idle, "Atari/Breakout", protocol, episodes=20, seed=0)
+    assert 1 < different(games) < 6
+    # Games that only end alike are different games.
+    cartpole = envs.protocol_for("Gymnasium/CartPole-v1")
+    always_left = play_games(idle, "Gymnasium/CartPole-v1", cartpole, episodes=50, seed=0)
+    assert len({(game.score, game.steps) for game in always_left}) < 10
+    assert different(always_left) == 50
+
+
+def test_standard_error() -> None:
+    def games(*scores: float) -> list[Game]:
+        return [Game(score, steps=int(score), rewarded=0.0) for score in scores]
+
+    assert standard_error(games(3, 3, 3)) is None
+    several = [1.0, 4.0, 6.0, 9.0]
+    once = standard_error(games(*several))
+    assert once == pytest.approx(np.std(several, ddof=1) / 2)
+    # The same four games 25 times over tell no more than four games do.
+    assert standard_error(games(*several * 25)) == pytest.approx(once)
+    # Weights 3/4 and 1/4: variance (3/4 1/4 16) / (1 - 10/16) = 8, over 1.6 games.
+    assert standard_error(games(0, 0, 0, 4)) == pytest.approx(np.sqrt(8 / 1.6))
