@@ -459,6 +459,12 @@ class Recipe:
                 f"{self.protocol.lanes} lanes is complete: make it at least {first}"
             )
 
+    @property
+    def updates(self) -> int:
+        """Gradient updates of the whole run."""
+        learning = max(0, self.steps - self.replay.warmup) // self.protocol.lanes // self.replay.every
+        return learning * self.replay.ratio
+
     def override(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return a recipe with dotted fields changed: `override({"replay.ratio": 2})`. Unknown names raise."""
         nested: dict[str, Any] = {}

@@ -110,8 +110,8 @@ def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, d
         action, reward = rng.integers(3, size=lanes), rng.normal(size=lanes).astype(np.float32)
         ended, cut = rng.random((2, lanes)) < 0.3
         step = Step(now, reward, ended & ~cut, ended & cut, ended, np.where(ended[:, None, None, None], final, now))
-        here.add(action, reward, step)
-        assert store(to_device(there.packed(action, reward, step), CUDA)).tolist() == here.open_slots.tolist()
+        stored_here = here.write(torch.from_numpy(here.packed(action, reward, step)))
+        assert store(to_device(there.packed(action, reward, step), CUDA)).tolist() == stored_here.tolist()
         assert torch.equal(there.observation(there.open_slots).cpu(), here.observation(here.open_slots))
     assert store.graph is not None
     assert here.wrapped

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -38,11 +37,6 @@ def test_target_gap_absolute_and_relative() -> None:
     gap, relative = d.target_gap(online, target)
     assert gap.tolist() == pytest.approx([math.sqrt(12.5), 0.0])
     assert relative.tolist() == pytest.approx([math.sqrt(12.5) / 2, 0.0])
-
-
-def test_discounted_returns_of_a_trajectory() -> None:
-    assert d.discounted_returns([1, 0, 4], 0.5).tolist() == [2.0, 2.0, 4.0]
-    assert d.discounted_returns([], 0.5).shape == (0,)
 
 
 def test_action_gap_is_between_the_best_two() -> None:
@@ -129,8 +123,3 @@ def test_probe_tells_a_dead_network_from_a_fresh_one() -> None:
     assert left[0] < 0.2
     assert left[1] == pytest.approx(1.0)
     assert all(torch.equal(kept[name], p) for name, p in params.items())  # a copy was fitted
-
-
-def test_returns_come_in_float64() -> None:
-    assert d.discounted_returns([1.0] * 1000, 0.99)[0] == pytest.approx((1 - 0.99**1000) / 0.01, rel=1e-12)
-    assert d.discounted_returns([1.0], 0.9).dtype == np.float64

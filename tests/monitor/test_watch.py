@@ -187,7 +187,7 @@ def test_returns_of_finished_trajectories() -> None:
     for each in (returns, twin):
         each.add(np.array([16.0, 1.0]), np.array([True, False]), none)
     assert twin.columns() == returns.columns()
-    assert twin.open == returns.open == [[], [1.0]]
+    assert twin.open.rewards == returns.open.rewards == [[], [1.0]]
 
 
 def test_only_the_last_trajectories_count_but_the_best_stays() -> None:

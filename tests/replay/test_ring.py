@@ -26,6 +26,11 @@ def spec_of(lanes: int, stack: int, shape: tuple[int, ...] = (1, 2, 3)) -> EnvSp
     return EnvSpec("Fake", shape, "uint8" if image else "float32", 1.0, stack, 3, lanes, ("a", "b", "c"), 1)
 
 
+def add(ring: Ring, action: np.ndarray, reward: np.ndarray, step: Step) -> None:
+    """Store one step of every lane: the host's half, then the device's."""
+    ring.write(torch.from_numpy(ring.packed(action, reward, step)))
+
+
 @dataclass
 class Past:
     """One step of one lane as it happened."""
@@ -95,7 +100,7 @@ class World:
             if ended[lane]:
                 self.shown[lane] = [following[lane]]
         life_lost = terminated & (self.rng.random(lanes) < 0.5)  # the game goes on: for the ring, an end like any other
-        self.ring.add(action, reward, Step(frame, reward, terminated, truncated, ended & ~life_lost, final))
+        add(self.ring, action, reward, Step(frame, reward, terminated, truncated, ended & ~life_lost, final))
         self.stack.push(frame, ended)
         seen = self.ring.observation(self.ring.open_slots)
         for lane in range(lanes):  # what the agent sees, in training and in evaluation, is what the lists say
@@ -178,10 +183,9 @@ def test_a_truncation_bootstraps_from_its_final_frame_and_a_termination_not_at_a
     ring = Ring(spec_of(1, 2, shape=(1,)), 10, steps=1, sampling=Sampling())
     one = np.ones(1, bool)
     ring.begin(np.array([[1.0]], np.float32))
-    ring.add(np.array([0]), np.array([1.0]), Step(np.array([[5.0]], np.float32), np.ones(1), ~one, one, one,
-                                                  np.array([[2.0]], np.float32)))  # fmt: skip
-    ring.add(np.array([1]), np.array([1.0]), Step(np.array([[8.0]], np.float32), np.ones(1), one, ~one, ~one,
-                                                  np.array([[6.0]], np.float32)))  # fmt: skip
+    first, final, next_life, last = (np.array([[value]], np.float32) for value in (5.0, 2.0, 8.0, 6.0))
+    add(ring, np.array([0]), np.array([1.0]), Step(first, np.ones(1), ~one, one, one, final))
+    add(ring, np.array([1]), np.array([1.0]), Step(next_life, np.ones(1), one, ~one, ~one, last))
     index = ring.priorities.mass.nonzero().squeeze(1)
     batch = ring.gather(index, torch.ones(2), torch.zeros(2), drawn(1, 0.5))
     assert batch.observation.tolist() == [[0.0, 1.0], [0.0, 5.0]]  # zeros before a trajectory's first frame
@@ -199,7 +203,7 @@ def test_n_step_rewards_by_hand() -> None:
     for number, terminated in enumerate([no, no, no, no, yes, no]):
         reward = 2.0**number
         frame = np.full((1, 1), number + 1, np.float32)
-        ring.add(np.array([number]), np.array([reward]), Step(frame, np.ones(1), terminated, no, terminated, frame))
+        add(ring, np.array([number]), np.array([reward]), Step(frame, np.ones(1), terminated, no, terminated, frame))
         sampleable.append(int((ring.priorities.mass > 0).sum()))
     assert sampleable == [0, 0, 1, 2, 5, 5]  # a window closes after three steps, or with the trajectory
     index = ring.priorities.mass.nonzero().squeeze(1)

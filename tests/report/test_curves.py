@@ -10,7 +10,7 @@ import pytest
 from steadyq.errors import UserError
 from steadyq.presets import dqn, steady
 from steadyq.recipe import Recipe
-from steadyq.report.curves import aggregate, bootstrap_interval, brief, compare, on_grid, read, step_grid
+from steadyq.report.curves import aggregate, brief, compare, on_grid, read, step_grid
 
 
 def make_run(folder: Path, recipe: Recipe, rows: list[dict[str, object]]) -> Path:
@@ -118,24 +118,3 @@ def test_mean_stops_where_a_seed_stops_and_one_seed_has_no_interval() -> None:
     assert curve.low is not None
     assert np.isnan(curve.low[2])
     assert aggregate(np.array([[1.0, 2.0]])).low is None
-
-
-def test_interval_is_the_percentile_bootstrap() -> None:
-    # Two seeds, 0 and 1: a resample's mean is 0, 1/2 or 1 with chance 1/4, 1/2, 1/4, so the ends are the seeds.
-    np.testing.assert_array_equal(bootstrap_interval([0.0, 1.0]), [0, 1])
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=40)
-    low, high = bootstrap_interval(values)
-    error = values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
-    assert bootstrap_interval(np.ones((3, 4, 5))).shape == (2, 4, 5)
-    with pytest.raises(UserError, match="two seeds"):
-        bootstrap_interval([1.0])
-
-
-def test_interval_covers_the_mean_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(2)
-    samples = rng.normal(size=(20, 500))  # 500 experiments of 20 seeds, true mean 0
-    low, high = bootstrap_interval(samples)
-    assert 0.89 < np.mean((low <= 0) & (high >= 0)) < 0.97

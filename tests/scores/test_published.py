@@ -4,27 +4,18 @@ from steadyq.errors import UserError
 from steadyq.scores.published import Scores, atari100k, procgen, public_runs, published_rows, sources
 
 
-def record(game: str, seed: object, mean_return: object) -> dict[str, object]:
-    return {"game": game, "seed": seed, "mean_return": mean_return, "episodes": 100}
-
-
-def test_records_become_sorted_columns() -> None:
-    found = Scores.from_records([record("Pong", 1, 3.0), record("Alien", 0, 7), record("Pong", 0, 2.0)])
+def test_games_and_seeds_are_sorted() -> None:
+    found = Scores({"Pong": {1: 3.0, 0: 2.0}, "Alien": {0: 7}})
     assert found.games == ("Alien", "Pong")
     assert found.seeds("Pong") == (0, 1)
     assert found["Pong"].tolist() == [2.0, 3.0]
     assert found.means().tolist() == [7.0, 2.5]
 
 
-def test_two_records_of_one_seed_are_refused() -> None:
-    with pytest.raises(UserError, match="two results for Pong, seed 1"):
-        Scores.from_records([record("Pong", 1, 3.0), record("Pong", 1, 3.0)])
-
-
 @pytest.mark.parametrize("episodes", [[1.0, 2.0], (1.0,), "3", None, True])
 def test_episodes_cannot_stand_for_a_seed(episodes: object) -> None:
     with pytest.raises(UserError, match="one number per seed"):
-        Scores.from_records([record("Pong", 0, episodes)])
+        Scores({"Pong": {0: episodes}})  # type: ignore[dict-item]
 
 
 def test_arrays_of_scores_are_refused() -> None:
@@ -41,14 +32,12 @@ def test_scores_are_finite(bad: float) -> None:
 @pytest.mark.parametrize("seed", ["0", 0.5, True])
 def test_seeds_are_whole_numbers(seed: object) -> None:
     with pytest.raises(UserError, match="whole number"):
-        Scores.from_records([record("Pong", seed, 1.0)])
+        Scores({"Pong": {seed: 1.0}})  # type: ignore[dict-item]
 
 
-def test_missing_keys_and_empty_input_are_named() -> None:
-    with pytest.raises(UserError, match="result 2 has no 'seed'"):
-        Scores.from_records([record("Pong", 0, 1.0), {"game": "Pong", "mean_return": 1.0}])
+def test_no_scores_and_unknown_games_are_named() -> None:
     with pytest.raises(UserError, match="no scores"):
-        Scores.from_records([])
+        Scores({})
     with pytest.raises(UserError, match="did you mean 'Pong'"):
         Scores({"Pong": {0: 1.0}})["Png"]
 

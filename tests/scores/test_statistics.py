@@ -166,3 +166,30 @@ def test_procgen_normalisation_clipped_and_with_the_code_constants() -> None:
     assert (plain["coinrun"][0], clipped["coinrun"][0]) == pytest.approx((1.4, 1.0))
     assert plain["jumper"][0] == pytest.approx(2.5 / 7)
     assert st.procgen_normalised(raw, constants="code")["jumper"][0] == pytest.approx(0.5)
+
+
+def test_interval_is_the_percentile_bootstrap() -> None:
+    # Two seeds, 0 and 1: a resample's mean is 0, 1/2 or 1 with chance 1/4, 1/2, 1/4, so the ends are the seeds.
+    np.testing.assert_array_equal(st.mean_interval([0.0, 1.0]), [0, 1])
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=40)
+    low, high = st.mean_interval(values)
+    error = values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+    assert st.mean_interval(np.ones((3, 4, 5))).shape == (2, 4, 5)
+    with pytest.raises(UserError, match="two seeds"):
+        st.mean_interval([1.0])
+
+
+def test_interval_covers_the_mean_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    samples = rng.normal(size=(20, 500))  # 500 experiments of 20 seeds, true mean 0
+    low, high = st.mean_interval(samples)
+    assert 0.89 < np.mean((low <= 0) & (high >= 0)) < 0.97
+
+
+def test_a_curve_and_a_table_of_the_same_scores_have_the_same_interval() -> None:
+    ours = Scores({"Pong": dict(enumerate([3.0, -1.0, 4.0, 1.0, 5.0]))})
+    both = st.interval(ours, st.mean)
+    np.testing.assert_allclose(st.mean_interval(ours["Pong"]), [both.low, both.high], rtol=1e-12)

@@ -108,7 +108,7 @@ def test_a_command_line_changes_scale_seeds_games_and_settings() -> None:
 
 def test_updates_are_those_of_the_paper() -> None:
     (run, *_) = find_study("atari100k").changed(scale="paper").runs()
-    assert run.updates == 392_000
+    assert run.recipe.updates == 392_000
 
 
 def test_a_variant_may_be_another_preset() -> None:

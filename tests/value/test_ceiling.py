@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steadyq.value.ceiling import Ceiling, max_return
+from steadyq.value.ceiling import Ceiling
 
 
 def add(ceiling: Ceiling, *steps: tuple[list[float], list[bool]]) -> None:
@@ -11,12 +11,18 @@ def add(ceiling: Ceiling, *steps: tuple[list[float], list[bool]]) -> None:
         ceiling.add(np.array(reward), np.array(ended))
 
 
-def test_the_best_return_lies_anywhere_in_a_trajectory() -> None:
-    # gamma 1/2, backwards: G = 4, 2 - 1 = 1 at the -1, 0 + 1/2, 2 + 1/4.
-    assert max_return([2.0, 0.0, -1.0, 4.0], 0.5) == 4.0
-    assert max_return([3.0, 0.0, 4.0], 0.5) == 4.0
-    assert max_return([3.0, 2.0, 4.0], 0.5) == 5.0  # 3 + 2/2 + 4/4
-    assert max_return([-1.0, -1.0], 0.5) == -1.0
+@pytest.mark.parametrize(
+    ("rewards", "best"),
+    [
+        ([2.0, 0.0, -1.0, 4.0], 4.0),  # gamma 1/2, backwards: G = 4, 2 - 1 = 1 at the -1, 0 + 1/2, 2 + 1/4
+        ([3.0, 2.0, 4.0], 5.0),  # 3 + 2/2 + 4/4
+        ([-1.0, -1.0], -1.0),
+    ],
+)
+def test_the_best_return_lies_anywhere_in_a_trajectory(rewards: list[float], best: float) -> None:
+    ceiling = Ceiling(1, gamma=0.5)
+    add(ceiling, *(([reward], [place == len(rewards) - 1]) for place, reward in enumerate(rewards)))
+    assert ceiling.best_return == best
 
 
 def test_the_bound_is_infinite_until_a_trajectory_has_finished_and_only_rises() -> None:
@@ -62,4 +68,4 @@ def test_it_continues_from_its_state(lanes: int) -> None:
     for step in range(23, 60):
         second.add(rewards[step], ends[step])
     assert second.value == whole.value
-    assert second.open == whole.open
+    assert second.open.rewards == whole.open.rewards

@@ -190,6 +190,7 @@ def compare(words: list[str]) -> int:
     import numpy as np
 
     from steadyq.report import curves, figures
+    from steadyq.scores.statistics import mean_interval
 
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
@@ -204,7 +205,7 @@ def compare(words: list[str]) -> int:
     rows: list[tuple[str, ...]] = []
     for cell in comparison.cells:
         scores = cell.scores
-        low, high = curves.bootstrap_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
+        low, high = mean_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
         baseline = [run.result["random_return"] for run in cell.runs if run.result]
         row = (
             cell.env,

@@ -82,8 +82,7 @@ def train(words: list[str]) -> int:
         )
         where = computing(ensemble, device_for(recipe))
         OUT.print(f"computing on {where['device']}: form {where['form']}, {where['precision']}")
-        updates = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
-        updates *= recipe.replay.ratio
+        updates = recipe.updates
         each = seconds_per_update(recipe, spec)
         digits = 1 if each < 0.1 else 0
         OUT.print(

@@ -17,7 +17,7 @@ from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.recipe import within
-from steadyq.run.files import replace_text
+from steadyq.run.files import append_row, replace_text
 from steadyq.value.estimators import Quantile, Scalar
 from steadyq.value.operators import take
 
@@ -221,7 +221,7 @@ class StabilityMonitor:
 
     def _append(self, log: str, values: dict[str, Any]) -> None:
         with open(self.path / f"{log}.jsonl", "a") as file:
-            file.write(json.dumps(values) + "\n")
+            append_row(file, values)
 
     def _write_meta(self) -> None:
         replace_text(self.path / "meta.json", json.dumps(self.meta, indent=2) + "\n")

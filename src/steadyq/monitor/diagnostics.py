@@ -7,9 +7,8 @@ members; `rows.py` joins them into one row. docs/metrics.md gives formula, sourc
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,6 @@ __all__ = [
     "chance_of_same_action",
     "churn",
     "disagreement",
-    "discounted_returns",
     "dormant_fraction",
     "effective_rank",
     "flip_probability",
@@ -76,16 +74,6 @@ def target_gap(online: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     gap = (online - target).double().flatten(1).square().mean(1).sqrt()
     spread = target.double().flatten(1).std(1, correction=0)
     return gap, gap / spread.clamp_min(1e-12)
-
-
-def discounted_returns(rewards: Iterable[float], gamma: float) -> np.ndarray:
-    """G_t = r_t + gamma G_{t+1} of every step of one finished trajectory."""
-    returns: list[float] = []
-    g = 0.0
-    for reward in reversed(list(rewards)):
-        g = reward + gamma * g
-        returns.append(g)
-    return np.array(returns[::-1])
 
 
 def action_gap(q: Tensor) -> Tensor:

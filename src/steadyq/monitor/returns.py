@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 
-from steadyq.monitor.diagnostics import discounted_returns
+from steadyq.value.trajectories import OpenTrajectories, discounted_returns
 
 KEEP = 20
 """Most recent trajectories that count: enough to be calm, few enough to follow a policy that changes."""
@@ -19,18 +19,14 @@ class Returns:
 
     def __init__(self, lanes: int, gamma: float, keep: int = KEEP) -> None:
         self.gamma = gamma
-        self.open: list[list[float]] = [[] for _ in range(lanes)]
+        self.open = OpenTrajectories(lanes)
         self.finished: deque[tuple[float, float, int]] = deque(maxlen=keep)  # sum and maximum of G_t, number of steps
         self.best = -math.inf
 
     def add(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         """Take one step of every lane."""
-        for lane, r in enumerate(np.asarray(reward, float).tolist()):
-            self.open[lane].append(r)
-            if not (terminated[lane] or truncated[lane]):
-                continue
-            returns = discounted_returns(self.open[lane], self.gamma)
-            self.open[lane] = []
+        for lane, rewards in self.open.add(reward, terminated | truncated):
+            returns = discounted_returns(rewards, self.gamma)
             if not terminated[lane]:
                 returns = returns[self.gamma ** np.arange(len(returns), 0, -1) <= UNSEEN]
             if len(returns):
@@ -49,8 +45,7 @@ class Returns:
         return {
             "best": np.array([self.best], np.float64),
             "finished": np.array(self.finished, np.float64).reshape(-1, 3),
-            "open": np.array([r for lane in self.open for r in lane], np.float64),
-            "lengths": np.array([len(lane) for lane in self.open], np.int64),
+            **self.open.state(),
         }
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -58,5 +53,4 @@ class Returns:
         self.best = float(state["best"][0])
         self.finished.clear()
         self.finished.extend((total, top, int(count)) for total, top, count in state["finished"].tolist())
-        parts = np.split(state["open"], np.cumsum(state["lengths"])[:-1])
-        self.open = [part.tolist() for part in parts]
+        self.open.restore(state)

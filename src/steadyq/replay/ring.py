@@ -60,14 +60,11 @@ class Ring:
         self._open(self._to_device(self._slots()), self._to_device(frame), self._to_device(self.head_age))
         self.open_slots.copy_(self._to_device(self._slots()))
 
-    def add(self, action: np.ndarray, reward: np.ndarray, step: Step) -> None:
-        """Complete every lane's open slot with what the action led to, and open the next."""
-        self.write(self._to_device(self.packed(action, reward, step)))
-
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
-        """The host's half of `add`: what `write`, the device's half, must be given next, as bytes to travel at once.
+        """The host's half of a step: completes every lane's open slot with what the action led to, opens the next.
 
-        Final frames of truncated lanes are rare and of no fixed number: they are stored here.
+        Returns what `write`, the device's half, must be given next, as bytes to travel at once. Final frames of
+        truncated lanes are rare and of no fixed number: they are stored here.
         """
         end = np.where(step.terminated, TERMINATED, TRUNCATED * step.truncated)
         here, (behind, ready) = self._slots(), self._ready(end)
@@ -85,7 +82,7 @@ class Ring:
         return np.concatenate([part.view(np.uint8) for part in parts])
 
     def write(self, packed: Tensor) -> Tensor:
-        """The device's half of `add`, of fixed shape and so fit to be captured; returns the slots that are open now."""
+        """The device's half of a step, of fixed shape and so fit to be captured; returns the slots now open."""
         lanes = self.lanes
         sizes = [lanes * count for count in (1, 1, 1, 1, self.n, self.n, self.stack, 1, 1)]
         numbers, frame = packed[: 8 * sum(sizes)].view(torch.int64), packed[8 * sum(sizes) :].view(self.frame.dtype)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steadyq.report.curves import Array, Cell, Comparison, Curve, Run, actions, mean_of
+from steadyq.report.spikes import spike_map
 
 HEATMAP_COLUMNS = 150
 
@@ -334,31 +335,17 @@ def _short(value: float) -> float | None:
 
 def _spikes(cells: list[Cell]) -> dict[str, Any] | None:
     """Layers x time: mean over members and seeds, the highest member, and the threshold."""
-    panels: dict[int, dict[str, Any]] = {}
-    for cell in cells:
-        measured = [
-            (e["step"], np.array(e["ratios"], float), e["layers"]) for run in cell.runs for e in run.of("spikes")
-        ]
-        if not measured:
-            continue
-        layers = measured[0][2]
-        steps = np.array(sorted({step for step, _, names in measured if names == layers}), float)
-        columns = min(len(steps), HEATMAP_COLUMNS)
-        bins = np.searchsorted(steps, [step for step, _, _ in measured]) * columns // len(steps)
-        means, tops = np.zeros((columns, len(layers))), np.zeros((columns, len(layers)))
-        counts = np.bincount(bins, minlength=columns)
-        for where, (_, ratios, names) in zip(bins, measured, strict=True):
-            if names == layers:
-                means[where] += ratios.mean(0) / counts[where]
-                tops[where] = np.fmax(tops[where], np.fmax.reduce(ratios, axis=0))
-        ends = steps[np.searchsorted(np.arange(len(steps)) * columns // len(steps), np.arange(columns), "right") - 1]
-        panels[cell.variant] = {
-            "layers": layers,
-            "steps": numbers(ends),
-            "mean": [numbers(row) for row in means.T],
-            "top": [numbers(row) for row in tops.T],
+    maps = [(cell, found) for cell in cells if (found := spike_map(cell.runs, HEATMAP_COLUMNS)) is not None]
+    panels = {
+        cell.variant: {
+            "layers": found.layers,
+            "steps": numbers(found.steps),
+            "mean": [numbers(row) for row in found.mean.T],
+            "top": [numbers(row) for row in found.top.T],
             "threshold": cell.runs[0].recipe.regulation.threshold,
         }
+        for cell, found in maps
+    }
     return {"panels": panels} if panels else None
 
 

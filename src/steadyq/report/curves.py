@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from steadyq import envs
 from steadyq.envs import Protocol
@@ -21,13 +21,12 @@ from steadyq.errors import UserError
 from steadyq.presets import recipe_for, steady
 from steadyq.recipe import Recipe, flatten
 from steadyq.run.folder import RunFolder
+from steadyq.scores.statistics import mean_interval
 
 Array = NDArray[np.float64]
 
 GRID_POINTS, ALL_POINTS = 500, 6000
 """Most points of one curve (more cannot be told apart on a screen), and of one quantity in all of a report."""
-
-RESAMPLES = 2000
 
 _NOT_LEARNING = ("record.", "evaluation.", "monitor.")
 
@@ -320,20 +319,8 @@ def aggregate(seeds: Array) -> Curve:
     mean = seeds.mean(axis=0)
     if len(seeds) < 2:
         return Curve(seeds, mean, None, None)
-    low, high = bootstrap_interval(seeds)
+    low, high = mean_interval(seeds)
     return Curve(seeds, mean, low, high)
-
-
-def bootstrap_interval(samples: ArrayLike, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Array:
-    """Percentile bootstrap of the mean over the first axis, [low and high, ...]: seeds drawn with replacement."""
-    values = np.asarray(samples, float)
-    count = len(values)
-    if count < 2:
-        raise UserError("an interval over seeds needs at least two seeds")
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
-    means = (drawn @ values.reshape(count, -1)) / count  # [resample, point]; NaN in one seed stays NaN
-    tail = (1 - level) / 2
-    return np.asarray(np.quantile(means, [tail, 1 - tail], axis=0).reshape(2, *values.shape[1:]))
 
 
 def actions(run: Run) -> int | None:

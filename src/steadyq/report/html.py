@@ -22,9 +22,10 @@ from steadyq.errors import UserError
 from steadyq.monitor.verdict import LEVELS, Finding, Thresholds, findings
 from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
-from steadyq.report.curves import Cell, Comparison, Run, bootstrap_interval, compare, exceptions, mean_of, plain
+from steadyq.report.curves import Cell, Comparison, Run, compare, exceptions, mean_of, plain
 from steadyq.report.games import histograms
 from steadyq.run.progress import clock, games_said
+from steadyq.scores.statistics import mean_interval
 from steadyq.scores.tables import Cell as TableCell
 from steadyq.scores.tables import Table
 
@@ -328,7 +329,7 @@ def _score_row(comparison: Comparison, cell: Cell) -> str:
     mean = sum(scores) / len(scores) if scores else None
     interval = "one seed" if len(cell.runs) == 1 else ""
     if len(scores) > 1:
-        low, high = bootstrap_interval(scores)
+        low, high = mean_interval(scores)
         interval = f"{figure(float(low))} to {figure(float(high))}, n = {len(scores)}"
     baseline = mean_of(cell, lambda result: result["random_return"])
     ratio = times_random(mean, baseline) if mean is not None and baseline is not None else None

@@ -16,6 +16,7 @@ from steadyq.errors import UserError
 from steadyq.report.charts import shown_name
 from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
 from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
+from steadyq.report.spikes import spike_map
 from steadyq.run.progress import plural
 
 AXES_HERE = {
@@ -125,9 +126,9 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
     maps = {label: found for label, runs in variants.items() if (found := spike_map(runs)) is not None}
     if not maps:
         raise UserError(f"{env}: no spike ratio has been measured yet")
-    layers = next(iter(maps.values()))[1]
+    layers = next(iter(maps.values())).layers
     across = 3 if len(maps) % 3 == 0 else min(len(maps), 4)
-    high = max(float(values[np.isfinite(values)].max(initial=1.01)) for _, _, values in maps.values())
+    high = max(float(values[np.isfinite(values)].max(initial=1.01)) for values in (each.mean for each in maps.values()))
 
     import matplotlib
 
@@ -136,10 +137,11 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
 
         figure, panels = _figure(-(-len(maps) // across), across + 1, panel=(3.2, 0.13 * len(layers) + 1.1))
         norm = LogNorm(1.0, high)
-        for place, (label, (steps, _, values)) in enumerate(maps.items()):
+        for place, (label, found) in enumerate(maps.items()):
+            steps = found.steps
             panel = panels[place // across][place % across]
             edges = np.concatenate([[max(0.0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0.0], steps])
-            image = panel.pcolormesh(edges, np.arange(len(layers) + 1), values.T, norm=norm, cmap="viridis")
+            image = panel.pcolormesh(edges, np.arange(len(layers) + 1), found.mean.T, norm=norm, cmap="viridis")
             panel.set_title(f"{label} ({plural(len(variants[label]), 'seed')})", fontsize=9)
             panel.invert_yaxis()
             panel.set_yticks(np.arange(len(layers)) + 0.5, layers if place % across == 0 else [], fontsize=6)
@@ -151,8 +153,8 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         for row in panels[1:]:
             row[across].set_axis_off()
         last = panels[0][across]
-        for index, (_, _, values) in enumerate(maps.values()):
-            ends = values[-max(1, len(values) // 10) :].mean(0)
+        for index, found in enumerate(maps.values()):
+            ends = found.mean[-max(1, len(found.steps) // 10) :].mean(0)
             last.plot(ends, np.arange(len(layers)), color=_colour(index), linestyle=_dashes(index), linewidth=1.4)
         last.invert_yaxis()
         last.set_yticks(np.arange(len(layers)), [])
@@ -167,21 +169,6 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         _words(figure, f"{title}: {shown_name(env)}", handles, list(maps), said, across + 1)
         for out in outs:
             save(figure, out)
-
-
-def spike_map(runs: Sequence[Run]) -> tuple[Array, list[str], Array] | None:
-    """Steps, layers and ratios [step, layer], mean over members and over the seeds that measured at a step."""
-    found: dict[int, list[Array]] = {}
-    layers: list[str] = []
-    for run in runs:
-        for event in run.of("spikes"):
-            layers = layers or list(event["layers"])
-            if event["layers"] == layers:
-                found.setdefault(int(event["step"]), []).append(np.array(event["ratios"], float).mean(0))
-    if not found:
-        return None
-    steps = sorted(found)
-    return np.array(steps, float), layers, np.stack([np.mean(found[step], axis=0) for step in steps])
 
 
 def facts(cells: Cells) -> str:

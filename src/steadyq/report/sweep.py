@@ -17,6 +17,7 @@ from steadyq.errors import UserError, nearest
 from steadyq.report import studies
 from steadyq.report.curves import Run, exceptions, plain, read
 from steadyq.report.html import StudyPart, write_report
+from steadyq.report.spikes import spike_map
 from steadyq.run.files import replace_text
 from steadyq.run.folder import RunFolder
 from steadyq.scores import statistics
@@ -143,7 +144,7 @@ def figures(sweep: Sweep, out: Path) -> dict[Path, str]:
     drawn: dict[Path, str] = {}
     if study.figure == "spikes":
         for env, variants in cells.items():
-            if all(studies.spike_map(runs) is None for runs in variants.values()):
+            if all(spike_map(runs) is None for runs in variants.values()):
                 continue  # nothing has been measured yet
             name = f"{study.name}-{env.partition('/')[2]}" if len(cells) > 1 else study.name
             outs = [out / f"{name}{suffix}" for suffix in LAYOUTS]

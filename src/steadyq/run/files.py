@@ -1,7 +1,10 @@
 """Files that are whole or absent."""
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 UNFINISHED = ".unfinished"
 
@@ -12,6 +15,12 @@ def replace_text(file: Path, text: str) -> None:
     beside.write_text(text)
     sync(beside)
     os.replace(beside, file)
+
+
+def append_row(log: IO[str], row: Mapping[str, Any]) -> None:
+    """Append one row to a JSONL log; when this returns, a reader sees it."""
+    log.write(json.dumps(row) + "\n")
+    log.flush()
 
 
 def sync(path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.run.files import replace_text, sync
+from steadyq.run.files import append_row, replace_text, sync
 from steadyq.run.folder import LOGS, RunFolder, read_table, read_tensors
 
 
@@ -182,9 +182,7 @@ class Writer:
             self._background.shutdown()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        file = self._open(name)
-        file.write(json.dumps(row) + "\n")
-        file.flush()
+        append_row(self._open(name), row)
 
     def _open(self, name: str) -> IO[str]:
         if name not in self._files:

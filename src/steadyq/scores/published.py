@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -42,24 +42,6 @@ class Scores:
             checked = {_seed(game, seed): _score(game, seed, score) for seed, score in column.items()}
             kept[game] = MappingProxyType(dict(sorted(checked.items())))
         object.__setattr__(self, "by_seed", MappingProxyType(kept))
-
-    @classmethod
-    def from_records(cls, records: Iterable[Mapping[str, object]]) -> "Scores":
-        """Collect result records `{game, seed, mean_return, ...}`; two records of one game and seed are an error."""
-        by_seed: dict[str, dict[int, float]] = {}
-        for number, record in enumerate(records, start=1):
-            for key in ("game", "seed", "mean_return"):
-                if key not in record:
-                    raise UserError(f"result {number} has no {key!r}; each needs game, seed and mean_return")
-            game = str(record["game"])
-            seed = _seed(game, record["seed"])
-            column = by_seed.setdefault(game, {})
-            if seed in column:
-                raise UserError(
-                    f"two results for {game}, seed {seed}: keep one run per seed (episodes are no replicates)"
-                )
-            column[seed] = _score(game, seed, record["mean_return"])
-        return cls(by_seed)
 
     @property
     def games(self) -> tuple[str, ...]:

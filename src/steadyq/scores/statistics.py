@@ -5,11 +5,12 @@ Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 apart because published tables mix them, and on one set of scores they differ by more than the gaps between agents.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from steadyq.errors import UserError
 from steadyq.scores.published import Array, Published, Scores, atari100k, procgen
@@ -116,6 +117,22 @@ def interval(scores: Scores, statistic: Statistic, level: float = 0.95, reps: in
     return Interval(statistic(scores), float(low), float(high))
 
 
+def mean_interval(samples: ArrayLike, level: float = 0.95, reps: int = 2000, seed: int = 0) -> Array:
+    """Return the interval of the mean over the first axis, [low/high, ...]: the same draws as `interval` of one game.
+
+    A mean needs no more than how often each seed was drawn, so thousands of points of a curve are one product.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    count = len(values)
+    if count < 2:
+        raise UserError("an interval over seeds needs at least two seeds")
+    drawn = []
+    for index in _draws((count,), reps, np.random.default_rng(seed)):
+        times = (index[0][..., None] == np.arange(count)).sum(axis=1)  # [resample, seed]
+        drawn.append(times @ values.reshape(count, -1) / count)  # NaN in one seed stays NaN
+    return _percentiles(np.concatenate(drawn), level).reshape(2, *values.shape[1:])
+
+
 def profile(scores: Scores, thresholds: Sequence[float]) -> Array:
     """Return the score distribution: the fraction of runs above each threshold, [threshold]."""
     return _profile(scores.columns(), np.asarray(thresholds, dtype=np.float64))
@@ -167,23 +184,25 @@ def _same_games(ours: Scores, theirs: Scores) -> None:
 
 
 def _bootstrap(samples: Sequence[Scores], of: Callable[[Sequence[Columns]], Array], reps: int, seed: int) -> Array:
-    if reps < 1:
-        raise UserError(f"a bootstrap needs at least one resample, not {reps}")
     for scores in samples:
         for game in scores.games:
             if len(scores.seeds(game)) < 2:
                 raise UserError(f"{game} has one seed: an interval over seeds needs at least two in every game")
-    rng = np.random.default_rng(seed)
+    columns = [column for scores in samples for column in scores.columns()]
     drawn = []
-    for start in range(0, reps, _RESAMPLES_AT_ONCE):
-        size = min(_RESAMPLES_AT_ONCE, reps - start)
-        drawn.append(of([[_resample(column, size, rng) for column in scores.columns()] for scores in samples]))
+    for index in _draws([len(column) for column in columns], reps, np.random.default_rng(seed)):
+        resampled = iter([column[own] for column, own in zip(columns, index, strict=True)])
+        drawn.append(of([[next(resampled) for _ in scores.games] for scores in samples]))
     return np.concatenate(drawn)
 
 
-def _resample(column: Array, size: int, rng: np.random.Generator) -> Array:
-    count = len(column)
-    return column[rng.integers(count, size=(size, count))]  # [resample, seed]
+def _draws(counts: Sequence[int], reps: int, rng: np.random.Generator) -> Iterator[list[NDArray[np.int64]]]:
+    """Seeds drawn with replacement, for each count an index [resample, seed], some resamples at a time."""
+    if reps < 1:
+        raise UserError(f"a bootstrap needs at least one resample, not {reps}")
+    for start in range(0, reps, _RESAMPLES_AT_ONCE):
+        size = min(_RESAMPLES_AT_ONCE, reps - start)
+        yield [rng.integers(count, size=(size, count)) for count in counts]
 
 
 def _percentiles(drawn: Array, level: float) -> Array:

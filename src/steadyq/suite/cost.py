@@ -87,7 +87,7 @@ def gpu_time(run: PlannedRun, gpu: str) -> GpuTime | None:
     nearest = min(candidates, key=lambda row: (row.scale != _width(recipe), abs(math.log(mine / row.work))))
     factor = 1.0 if _same_size(nearest, recipe) else mine / nearest.work
     acting = recipe.steps / recipe.protocol.lanes * nearest.act_ms
-    return GpuTime((run.updates * nearest.update_ms * factor + acting) / 1e3, nearest, factor)
+    return GpuTime((run.recipe.updates * nearest.update_ms * factor + acting) / 1e3, nearest, factor)
 
 
 def gpus() -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, f
         key = (*size, recipe.protocol.backend, recipe.compute)
         if key not in timed:
             timed[key] = seconds_per_update(recipe, envs.spec(recipe.env, recipe.protocol))
-        found[run.name] = run.updates * timed[key]
+        found[run.name] = run.recipe.updates * timed[key]
     torch.cuda.empty_cache()  # this process stays, and its runs need the memory
     return found
 

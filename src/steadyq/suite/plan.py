@@ -137,21 +137,21 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
     for label in labels:
         own = [entry for entry in entries if entry.run.label == label]
         left = [entry for entry in own if entry in todo]
-        updates = sum(entry.run.updates for entry in left)
+        updates = sum(entry.run.recipe.updates for entry in left)
         seconds = sum(costs[entry.run.name] for entry in left)
         row = (
             label,
             f"{len(own)}",
             f"{len(own) - len(left)}",
             f"{own[0].run.recipe.steps:,}",
-            f"{own[0].run.updates:,}",
+            f"{own[0].run.recipe.updates:,}",
             f"{updates:,}",
             f"{1e3 * seconds / updates:,.1f}" if updates else "-",
             f"{seconds / 3600:,.2f}",
         )
         rows.append(row)
     console.print(_plan_table(rows))
-    updates, seconds = sum(entry.run.updates for entry in todo), sum(costs.values())
+    updates, seconds = sum(entry.run.recipe.updates for entry in todo), sum(costs.values())
     console.print(
         f"total: {plural(len(todo), 'run')} to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one "
         f"after another; {where}: about {clock(seconds / max(1, min(learning, len(todo))))}",

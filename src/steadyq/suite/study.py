@@ -170,13 +170,6 @@ class PlannedRun:
     label: str
     recipe: Recipe
 
-    @property
-    def updates(self) -> int:
-        """Gradient updates of the whole run."""
-        recipe = self.recipe
-        learning = max(0, recipe.steps - recipe.replay.warmup) // recipe.protocol.lanes // recipe.replay.every
-        return learning * recipe.replay.ratio
-
 
 def suite_names() -> tuple[str, ...]:
     """Every suite and study that comes with the package."""

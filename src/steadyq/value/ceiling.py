@@ -10,6 +10,8 @@ bootstrapping beyond the cut would reach.
 
 import numpy as np
 
+from steadyq.value.trajectories import OpenTrajectories, discounted_returns
+
 
 class Ceiling:
     """Running maximum of discounted returns over finished trajectories, one open trajectory per lane."""
@@ -18,16 +20,13 @@ class Ceiling:
         self.gamma = gamma
         self.best_return = -np.inf
         self.best_reward = -np.inf
-        self.open: list[list[float]] = [[] for _ in range(lanes)]
+        self.open = OpenTrajectories(lanes)
 
     def add(self, reward: np.ndarray, ended: np.ndarray) -> None:
         """Take one step of every lane; where the trajectory ended, fold its returns into the bound."""
-        for lane, (r, over) in enumerate(zip(reward.tolist(), ended.tolist(), strict=True)):
-            self.open[lane].append(r)
-            self.best_reward = max(self.best_reward, r)
-            if over:
-                self.best_return = max(self.best_return, max_return(self.open[lane], self.gamma))
-                self.open[lane] = []
+        self.best_reward = max(self.best_reward, *reward.tolist())
+        for _, rewards in self.open.add(reward, ended):
+            self.best_return = max(self.best_return, float(discounted_returns(rewards, self.gamma).max()))
 
     @property
     def value(self) -> float:
@@ -38,21 +37,10 @@ class Ceiling:
         """Return everything needed to continue."""
         return {
             "best": np.array([self.best_return, self.best_reward], np.float64),
-            "open": np.array([r for lane in self.open for r in lane], np.float64),
-            "lengths": np.array([len(lane) for lane in self.open], np.int64),
+            **self.open.state(),
         }
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()`."""
         self.best_return, self.best_reward = state["best"].tolist()
-        parts = np.split(state["open"], np.cumsum(state["lengths"])[:-1])
-        self.open = [part.tolist() for part in parts]
-
-
-def max_return(rewards: list[float], gamma: float) -> float:
-    """Return max_t G_t with G_t = r_t + gamma G_{t+1}."""
-    best, g = -np.inf, 0.0
-    for r in reversed(rewards):
-        g = r + gamma * g
-        best = max(best, g)
-    return best
+        self.open.restore(state)
