@@ -24,9 +24,11 @@ from torch import Tensor
 
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import Recipe, flatten
-from steadyq.run.files import UNFINISHED
+from steadyq.run.files import UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 
 LOGS = ("metrics", "events", "diagnostics")
+OWN = ("lock", "recipe.toml", "meta.json", "result.json", *(f"{log}.jsonl" for log in LOGS))
+"""Files of a run, besides its checkpoints."""
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -56,7 +58,7 @@ class RunFolder:
                 raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         try:
-            return Recipe.from_toml(file.read_text())
+            return Recipe.from_toml(read_text(file))
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         except UnicodeDecodeError:
@@ -104,6 +106,7 @@ class RunFolder:
     def _check(self, identity: str, differences: Callable[[], list[str]]) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file: --run needs a folder")
+        self.refuse_links()
         if (self.path / identity).exists():
             if different := differences():
                 more = f" and {len(different) - 1} more" if len(different) > 1 else ""
@@ -119,6 +122,13 @@ class RunFolder:
             parent = parent.parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise UserError(f"cannot write to {parent}: choose another --run folder")
+
+    def refuse_links(self) -> None:
+        """Raise if a part of the run is a link: writing through it would change what lies elsewhere."""
+        refuse_strange(*(self.path / name for name in OWN))
+        checkpoints, diverged, board = (self.path / name for name in ("checkpoints", "diverged", "tensorboard"))
+        refuse_links(checkpoints, diverged, board)
+        refuse_links(*checkpoints.rglob("*"), *diverged.rglob("*"))
 
     def make(self) -> None:
         """Make the folder if it is not there."""
@@ -144,10 +154,10 @@ class RunFolder:
 def read_table(file: Path) -> dict[str, Any]:
     """A table of names and values from JSON."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(read_text(file))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{file} is damaged: it is not JSON") from None
     if not isinstance(found, dict):
         raise UserError(f"{file} is damaged: it is no table of names and values")
@@ -157,6 +167,7 @@ def read_table(file: Path) -> dict[str, Any]:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Named tensors from a safetensors file."""
     try:
+        os.close(open_plain(file))
         return load_file(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -167,13 +178,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Rows of a log; with `text`, no column but these may hold any."""
     try:
-        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        with open(open_plain(file), encoding="utf-8", errors="replace") as stream:
+            lines = stream.read().splitlines()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 return  # the half line of a killed run
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None

@@ -3,6 +3,7 @@
 A checkpoint remembers how long the logs were; continuing cuts off what was written after it.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.run.files import replace_text, sync
+from steadyq.run.files import UNFINISHED, open_plain, remove, replace_text, sync
 from steadyq.run.folder import LOGS, RunFolder, read_table, read_tensors
 
 
@@ -55,13 +56,15 @@ def _on_gpu(checkpoint: Checkpoint) -> bool:
 
 def _write(checkpoint: Checkpoint, final: Path) -> None:
     folder, unfinished = final.parent, final.parent / "unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove(unfinished)
     unfinished.mkdir(parents=True)
+    state = unfinished / "state.json"
+    state.write_text(json.dumps(checkpoint.plain), encoding="utf-8")
     for name, group in checkpoint.tensors.items():
         save_file(group, unfinished / f"{name}.safetensors")
-    (unfinished / "state.json").write_text(json.dumps(checkpoint.plain))
-    for file_path in unfinished.iterdir():
-        sync(file_path)
+    for file in unfinished.iterdir():
+        file.chmod(state.stat().st_mode)  # safetensors are written for their owner alone
+        sync(file)
     sync(unfinished)
     os.replace(unfinished, final)
     sync(folder)
@@ -75,7 +78,8 @@ class Writer:
 
     def __init__(self, folder: RunFolder, identity: str, content: str) -> None:
         self.folder, self.path = folder, folder.path
-        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 held until close
+        folder.refuse_links()
+        self._lock = open(open_plain(self.path / "lock", os.O_RDWR | os.O_CREAT))  # noqa: SIM115 held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,7 +90,9 @@ class Writer:
         except BaseException:
             self._lock.close()
             raise
-        shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
+        for leftover in (self.path / "checkpoints" / "unfinished", *self.path.glob(f"*{UNFINISHED}")):
+            with contextlib.suppress(OSError):
+                remove(leftover)
         self._files: dict[str, IO[str]] = {}
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -188,7 +194,8 @@ class Writer:
 
     def _open(self, name: str) -> IO[str]:
         if name not in self._files:
-            self._files[name] = open(self.path / f"{name}.jsonl", "a")  # noqa: SIM115 closed in close()
+            handle = open_plain(self.path / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._files[name] = open(handle, "a", encoding="utf-8")  # noqa: SIM115 closed in close()
         return self._files[name]
 
     def _cut(self, sizes: Mapping[str, int]) -> None:
