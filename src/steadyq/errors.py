@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 SHOWN = 60
 """Most characters of a wrong value that a message repeats."""
+LINE = 300
+"""Most characters of somebody else's message."""
 
 
 class UserError(Exception):
@@ -28,3 +30,15 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}... ({len(text):,} characters)"
+
+
+def one_line(text: object) -> str:
+    """Somebody else's words in one line, cut where they become long."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= LINE else f"{words[:LINE]} ..."
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory has run out; PyTorch says so in a RuntimeError."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
