@@ -66,9 +66,9 @@ class Agent:
         return shown.reshape(*before, *spec.frame_shape).astype(spec.frame_dtype)
 
 
-def load(path: Path | str, device: str = "auto") -> Agent:
-    """Load the agent of a run from its newest checkpoint."""
-    folder = RunFolder(path)
+def load(path: Path | str, device: str = "auto", verify: bool | None = None) -> Agent:
+    """Load the agent of a run from its newest checkpoint; `verify=False` does not compare it with its digests."""
+    folder = RunFolder(path, verify)
     recipe = folder.recipe.override({"compute.device": device})
     if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
         recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})

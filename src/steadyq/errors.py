@@ -3,6 +3,11 @@
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 60
+"""Most characters of a wrong value that a message repeats."""
+LINE = 300
+"""Most characters of somebody else's message."""
+
 
 class UserError(Exception):
     """A mistake in the input: the command line prints its message alone and exits with 2."""
@@ -16,3 +21,24 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     if close:
         return f"did you mean {folded[close[0]]!r}?"
     return "choose one of " + ", ".join(known)
+
+
+def shown(value: object) -> str:
+    """A wrong value as a message repeats it: in one line, without control characters, not all of a very long one."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}... ({len(text):,} characters)"
+
+
+def one_line(text: object) -> str:
+    """Somebody else's words in one line, cut where they become long."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= LINE else f"{words[:LINE]} ..."
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory has run out; PyTorch says so in a RuntimeError."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said

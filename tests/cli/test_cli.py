@@ -286,6 +286,8 @@ def test_weights_of_another_recipe_are_refused(
     recipe = RunFolder(mixed).recipe
     (mixed / "recipe.toml").write_text(recipe.override({"ensemble.members": 7}).to_toml())
     assert run("evaluate", str(mixed)) == 2
+    assert f"{mixed / 'recipe.toml'} has changed since" in capsys.readouterr().err
+    assert run("evaluate", str(mixed), "--no-verify") == 2
     assert "recipe and weights are not of one run: fc1.weight should have shape (7, " in capsys.readouterr().err
 
 
@@ -332,6 +334,8 @@ def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.C
     assert f"{weights} is damaged" in capsys.readouterr().err
     weights.unlink()
     assert run("evaluate", str(damaged)) == 2
+    assert f"{weights.parent} is damaged: it has no online.safetensors" in capsys.readouterr().err
+    assert run("evaluate", str(damaged), "--no-verify") == 2
     assert f"{weights} cannot be read: " in capsys.readouterr().err
     (damaged / "result.json").write_text("[1]")
     assert run("report", str(damaged)) == 2

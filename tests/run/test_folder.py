@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from steadyq.report.curves import read
 from steadyq.run import writer as module
 from steadyq.run.folder import default_path
 from steadyq.run.loop import train
-from steadyq.run.writer import Checkpoint, begin
+from steadyq.run.writer import Checkpoint, Writer, begin
 
 RECIPE = presets.dqn("CartPole-v1")
 
@@ -168,8 +169,93 @@ def test_a_first_start_without_room_for_the_recipe_can_be_repeated(
         patch.setattr(os, "replace", dying(os.replace, itertools.count(0)))
         with pytest.raises(Killed):
             begin(RunFolder(tmp_path), RECIPE)
-    assert [path.name for path in tmp_path.glob("*.unfinished")] == ["recipe.toml.unfinished"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     begin(RunFolder(tmp_path), RECIPE).close()
+
+
+def test_what_a_kill_leaves_half_written_blocks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml.0a1b2c3d.unfinished").write_text("half")
+    (tmp_path / "result.json.unfinished").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "unfinished").write_text("half")
+    (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
+    with contextlib.closing(begin(RunFolder(tmp_path), RECIPE)) as writer:
+        writer.save(checkpoint(1.0), 1)
+        writer.finish({"mean_return": 1.0})
+    assert not [path for path in tmp_path.rglob("*") if "unfinished" in path.name]
+
+
+PARTS = ("lock", "recipe.toml", "metrics.jsonl", "events.jsonl", "diagnostics.jsonl", "result.json", "checkpoints",
+         "diverged", "tensorboard", "checkpoints/unfinished", "checkpoints/0000000009",
+         "checkpoints/0000000001/online.safetensors", "checkpoints/0000000001/state.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_link_in_a_run_folder_is_refused_and_nothing_elsewhere_changes(part: str, tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with contextlib.closing(begin(RunFolder(run), RECIPE)) as writer:
+        writer.metric({"step": 1})
+        writer.save(checkpoint(1.0), 1)
+    (run / part).unlink(missing_ok=True) if not (run / part).is_dir() else shutil.rmtree(run / part)
+    elsewhere.mkdir()
+    (elsewhere / "0000000001").mkdir()
+    (elsewhere / "0000000001" / "thesis.txt").write_text("all of it")
+    (elsewhere / "file").write_text(RECIPE.to_toml())
+    (run / part).symlink_to(elsewhere if "." not in part and part != "lock" else elsewhere / "file")
+    assert f"{part} is a link" in refused(run, below=tmp_path)
+    with pytest.raises(UserError, match="is a link"):
+        Writer(RunFolder(run), "recipe.toml", RECIPE.to_toml())
+
+
+def test_a_link_planted_beside_a_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    run = tmp_path / "run"
+    begin(RunFolder(run), RECIPE).close()
+    for name in ("result.json.unfinished", "recipe.toml.unfinished"):
+        (run / name).symlink_to(tmp_path / "precious")
+    with contextlib.closing(begin(RunFolder(run), RECIPE)) as writer:
+        writer.finish({"mean_return": 1.0})
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not [path for path in run.iterdir() if "unfinished" in path.name]
+
+
+@pytest.mark.parametrize("part", ["recipe.toml", "metrics.jsonl", "result.json", "lock"])
+def test_what_is_no_plain_file_is_refused_before_training(part: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(RunFolder(run), RECIPE).close()
+    for make in (os.mkfifo, os.mkdir):
+        (run / part).unlink(missing_ok=True)
+        make(run / part)
+        with pytest.raises(UserError, match=f"{part} is not a plain file"):
+            train(RECIPE, run=run)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with contextlib.closing(begin(folder, RECIPE)) as writer:
+        writer.save(checkpoint(1.0), 1)
+    weights = folder.checkpoints()[-1] / "online.safetensors"
+    for file, look in ((weights, folder.weights), (tmp_path / "metrics.jsonl", folder.metrics)):
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(UserError, match=f"{file.name} is not a plain file"):
+            look()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_all_files_of_a_run_have_the_mode_that_the_user_chose(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        with contextlib.closing(begin(RunFolder(tmp_path / "run"), RECIPE)) as writer:
+            writer.metric({"step": 1})
+            writer.save(checkpoint(1.0), 1)
+            writer.finish({"mean_return": 1.0})
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {path.name: mode for path in files}
+    assert len(files) >= 7
 
 
 def checkpoint(value: float) -> Checkpoint:
@@ -246,6 +332,7 @@ def test_a_checkpoint_written_in_the_background_holds_what_was_saved_and_is_wait
     writer.finish({"mean_return": 0.0})
     assert [path.name for path in folder.checkpoints()] == ["0000000001"]
     writer.close()
+    (tmp_path / "result.json").unlink()
     again = begin(folder, RECIPE)
     loaded = again.load()
     assert loaded is not None
@@ -315,7 +402,8 @@ def test_the_result_and_the_recipe_are_replaced_whole(tmp_path: Path) -> None:
     writer = begin(folder, RECIPE)
     writer.finish({"mean_return": 1.5})
     writer.close()
-    assert folder.result == {"mean_return": 1.5}
+    assert folder.result is not None
+    assert folder.result["mean_return"] == 1.5
     assert folder.recipe == RECIPE
     assert not list(tmp_path.glob("*.unfinished"))
 

@@ -122,7 +122,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
     state = json.loads((checkpoint / "state.json").read_text())
-    return {name: value for name, value in state.items() if name not in ("wall", "log_bytes")}
+    return {name: value for name, value in state.items() if name not in ("wall", "files", "sha256")}
 
 
 def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:

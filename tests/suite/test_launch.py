@@ -416,6 +416,26 @@ def test_another_sweeps_folder_is_refused(study: Study, tmp_path: Path) -> None:
     make_plan(study.changed(settings={"compute.threads": 2}), tmp_path / "s")  # where it computes is not what it is
 
 
+@pytest.mark.parametrize("what", ["logs", NAMES[0], f"logs/{NAMES[0]}.txt"])
+def test_a_link_in_a_sweep_folder_is_not_followed(what: str, study: Study, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "s", tmp_path / "elsewhere"
+    (elsewhere / "folder").mkdir(parents=True)
+    (elsewhere / "file").write_text("mine")
+    (out / what).parent.mkdir(parents=True)
+    (out / "sweep.toml").write_text(study.to_toml())
+    (out / what).symlink_to(elsewhere / ("file" if what.endswith(".txt") else "folder"))
+    with pytest.raises(UserError, match=f"{what} is a link"):
+        LocalProcesses(out, jobs=1).start(make_plan(study, out).entries[0])
+    assert (elsewhere / "file").read_text() == "mine"
+    assert not list((elsewhere / "folder").iterdir())
+
+
+def test_a_sweep_killed_before_its_first_file_was_whole_begins_again(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.toml.0a1b2c3d.unfinished").write_text("na")
+    assert go(study, tmp_path / "s", {})[0] == 0
+
+
 def test_dotted_options_of_every_kind_are_taken_out() -> None:
     words = "minatar --replay.ratio 2 --network.hidden 64 32 --record.no-tensorboard --optim.rate=1e-3 --jobs 2"
     rest, settings = split_settings(words.split(), steady("MinAtar/Breakout"))

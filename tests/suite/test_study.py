@@ -1,5 +1,6 @@
 """Suites expand to the runs they promise; whatever cannot work says so in one line with the nearest that could."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,22 @@ def test_a_wrong_study_is_one_clear_line(text: str, says: str) -> None:
         read_study(text, "mine").runs()
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside", "/abs", "a/b", "..", ".hidden", "", "-rf", "two\nlines", "a\x1b[2J", "a\\b", "n" * 101]
+)
+def test_a_name_that_leaves_its_folder_or_its_line_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^a study's name cannot be ") as error:
+        read_study(mini(name=json.dumps(name)), "mine")
+    assert str(error.value).isprintable()
+    with pytest.raises(UserError, match=r"^a study's name cannot be "):
+        read_study(mini(), name)
+
+
+def test_any_other_name_is_a_name() -> None:
+    for name in ("decoupling", "my study, 2nd try", "étude", "a.b_c-d", "n" * 100):
+        assert read_study(mini(name=json.dumps(name)), "mine").name == name
 
 
 def test_a_variant_without_changes_is_the_preset_itself() -> None:

@@ -24,6 +24,7 @@ from steadyq.recipe import flatten
 from steadyq.report.charts import CHARTS, Chart, figure, has_data, page_data, shown_name
 from steadyq.report.curves import Cell, Comparison, Run, compare, exceptions, mean_of, plain
 from steadyq.report.games import histograms
+from steadyq.run.files import replace_text
 from steadyq.run.progress import clock, games_said
 from steadyq.scores.statistics import mean_interval
 from steadyq.scores.tables import Cell as TableCell
@@ -77,9 +78,7 @@ def write_report(
         raise UserError(f"--video {video}: not an .mp4 or .gif file that is there")
     comparison = compare(runs, study.names if study else None)
     page = Page(comparison, page_data(comparison), out.parent, video, caption, study)
-    unfinished = out.with_name(out.name + ".unfinished")
-    unfinished.write_text(page.html(), encoding="utf-8")
-    unfinished.replace(out)
+    replace_text(out, page.html())
 
 
 @dataclass(frozen=True)

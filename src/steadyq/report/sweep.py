@@ -18,13 +18,13 @@ from steadyq.report import studies
 from steadyq.report.curves import Run, exceptions, plain, read
 from steadyq.report.html import StudyPart, write_report
 from steadyq.report.spikes import spike_map
-from steadyq.run.files import replace_text
+from steadyq.run.files import refuse_links, replace_text
 from steadyq.run.folder import RunFolder
 from steadyq.scores import statistics
 from steadyq.scores.published import Published, Scores, atari100k, procgen
 from steadyq.scores.statistics import Interval, Statistic
 from steadyq.scores.tables import Cell, Table, Value
-from steadyq.suite.study import STUDY_FILE, Study, run_name, sweep_study
+from steadyq.suite.study import STUDY_FILE, Study, file_name, run_name, sweep_study
 
 Measure = Literal["mean_return", "training_return_10"]
 """What of a result counts as the score: the evaluation, or the paper's last 10 training games."""
@@ -106,7 +106,9 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
         raise UserError(f"{sweep.path} has no measurements yet")
     check_columns(sweep)
     found = tables(sweep)
+    refuse_links(out)
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links(*out.iterdir())
     files = [out / "tables.txt", out / "tables.json"]
     replace_text(files[0], "\n".join(table.text(width=160) for table in found))
     replace_text(files[1], json.dumps([json.loads(table.json()) for table in found], ensure_ascii=False, indent=1))
@@ -146,7 +148,7 @@ def figures(sweep: Sweep, out: Path) -> dict[Path, str]:
         for env, variants in cells.items():
             if all(spike_map(runs) is None for runs in variants.values()):
                 continue  # nothing has been measured yet
-            name = f"{study.name}-{env.partition('/')[2]}" if len(cells) > 1 else study.name
+            name = f"{study.name}-{file_name(env.partition('/')[2])}" if len(cells) > 1 else study.name
             outs = [out / f"{name}{suffix}" for suffix in LAYOUTS]
             studies.draw_spikes(env, variants, outs, title=study.title)
             words = f"{study.title}: spike ratio of every layer over time. {studies.facts({env: variants})}"

@@ -9,6 +9,7 @@
     tensorboard/      the same metrics for TensorBoard
 
 The JSONL files are the truth. A checkpoint remembers how long they were; continuing cuts off what was written after it.
+Checkpoints and the result list the digests of what they belong to (`digests.py`), which reading compares.
 """
 
 import json
@@ -24,9 +25,13 @@ from torch import Tensor
 
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import Recipe, flatten
-from steadyq.run.files import UNFINISHED
+from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
+from steadyq.run.files import UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 
 LOGS = ("metrics", "events", "diagnostics")
+IDENTITY = ("recipe.toml", "meta.json")
+OWN = ("lock", "recipe.toml", "meta.json", "result.json", *(f"{log}.jsonl" for log in LOGS))
+"""Files of a run, besides its checkpoints."""
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -36,10 +41,11 @@ def default_path(recipe: Recipe) -> Path:
 
 
 class RunFolder:
-    """A run on disk, read-only until `begin`."""
+    """A run on disk, read-only until `begin`; `verify` compares what is read with its digests (True by default)."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, verify: bool | None = None) -> None:
         self.path = Path(path)
+        self.verify = verifying() if verify is None else verify
 
     @property
     def recipe(self) -> Recipe:
@@ -56,7 +62,7 @@ class RunFolder:
                 raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         try:
-            return Recipe.from_toml(file.read_text())
+            return Recipe.from_toml(read_text(file))
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         except UnicodeDecodeError:
@@ -79,19 +85,56 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"
-        return read_table(file) if file.is_file() else None
+        return self._sealed(file) if file.is_file() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
-        return list(_rows(self.path / "metrics.jsonl", text=()))
+        return list(_rows(self.log("metrics"), text=()))
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """Rows of diagnostics.jsonl."""
-        return list(_rows(self.path / "diagnostics.jsonl", text=("spike_layer",)))
+        return list(_rows(self.log("diagnostics"), text=("spike_layer",)))
 
     def events(self) -> list[dict[str, Any]]:
         """Rows of events.jsonl."""
-        return list(_rows(self.path / "events.jsonl"))
+        return list(_rows(self.log("events")))
+
+    def log(self, name: str) -> Path:
+        """A log's file, after it was compared with what the result, or else the newest checkpoint, had seen of it."""
+        file = self.path / f"{name}.jsonl"
+        if self.verify:
+            result = self.result
+            table, by = (result, self.path / "result.json") if result is not None else self._newest_state()
+            files = listed(table, by)
+            self._check_identity(files, by)
+            if file.name in files:
+                check_log(file, files[file.name], by, grows=result is None)
+        return file
+
+    def state(self, checkpoint: Path) -> dict[str, Any]:
+        """What of a checkpoint is not a tensor."""
+        return self._sealed(checkpoint / "state.json")
+
+    def _newest_state(self) -> tuple[dict[str, Any], Path]:
+        """The newest checkpoint's state, of a run that may be going on: then a newer one can take its place."""
+        while checkpoints := self.checkpoints():
+            try:
+                return self.state(checkpoints[-1]), checkpoints[-1]
+            except UserError:
+                if checkpoints[-1].is_dir():
+                    raise
+        return {}, self.path
+
+    def _sealed(self, file: Path) -> dict[str, Any]:
+        table = read_table(file)
+        if self.verify:
+            check_seal(table, file)
+        return table
+
+    def _check_identity(self, files: Mapping[str, Any], by: Path) -> None:
+        for name in IDENTITY:
+            if name in files:
+                check_whole(self.path / name, files[name], by)
 
     def check(self, recipe: Recipe) -> None:
         """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
@@ -104,6 +147,7 @@ class RunFolder:
     def _check(self, identity: str, differences: Callable[[], list[str]]) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file: --run needs a folder")
+        self.refuse_links()
         if (self.path / identity).exists():
             if different := differences():
                 more = f" and {len(different) - 1} more" if len(different) > 1 else ""
@@ -119,6 +163,13 @@ class RunFolder:
             parent = parent.parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise UserError(f"cannot write to {parent}: choose another --run folder")
+
+    def refuse_links(self) -> None:
+        """Raise if a part of the run is a link: writing through it would change what lies elsewhere."""
+        refuse_strange(*(self.path / name for name in OWN))
+        checkpoints, diverged, board = (self.path / name for name in ("checkpoints", "diverged", "tensorboard"))
+        refuse_links(checkpoints, diverged, board)
+        refuse_links(*checkpoints.rglob("*"), *diverged.rglob("*"))
 
     def make(self) -> None:
         """Make the folder if it is not there."""
@@ -138,16 +189,44 @@ class RunFolder:
         if not checkpoints:
             why = "it finished, but its weights are not here" if self.result else "train it first"
             raise UserError(f"{self.path} has no checkpoint: {why}")
+        self.verify_checkpoint(checkpoints[-1], "online")
         return read_tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+
+    def verify_checkpoint(self, checkpoint: Path, *parts: str) -> dict[str, Any]:
+        """Compare a checkpoint's state and parts (all that it lists, if none are named) with their digests.
+
+        Returns the state. A finished run's checkpoint may have lost its replay buffer.
+        """
+        state, file = self.state(checkpoint), checkpoint / "state.json"
+        if not self.verify:
+            return state
+        files, folder = listed(state, file), f"checkpoints/{checkpoint.name}/"
+        self._check_identity(files, file)
+        marks = {"run": run_mark(files), "step": str(int(checkpoint.name))}
+        for name, wanted in files.items():
+            part = name.removeprefix(folder).removesuffix(".safetensors")
+            kept = part != "replay" or (self.path / name).exists()
+            if name.startswith(folder) and part in (parts or (part,)) and kept:
+                check_part(self.path / name, wanted, marks, file)
+        if (result := self.result) is not None:
+            finished = self.path / "result.json"
+            if (known := listed(result, finished).get(folder + file.name)) is not None:
+                check_whole(file, known, finished)
+        return state
+
+
+def run_mark(files: Mapping[str, Any]) -> str:
+    """What marks the parts of a run as its own: the digest of what it says it is."""
+    return next((str(files[name]["sha256"])[:16] for name in IDENTITY if name in files), "")
 
 
 def read_table(file: Path) -> dict[str, Any]:
     """A table of names and values from JSON."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(read_text(file))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{file} is damaged: it is not JSON") from None
     if not isinstance(found, dict):
         raise UserError(f"{file} is damaged: it is no table of names and values")
@@ -157,6 +236,7 @@ def read_table(file: Path) -> dict[str, Any]:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Named tensors from a safetensors file."""
     try:
+        os.close(open_plain(file))
         return load_file(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -167,13 +247,17 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Rows of a log; with `text`, no column but these may hold any."""
     try:
-        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        with open(open_plain(file), encoding="utf-8", errors="replace") as stream:
+            lines = stream.read().splitlines()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+    before = 0.0
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 return  # the half line of a killed run
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None
@@ -182,6 +266,12 @@ def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, A
         for name, value in row.items():
             if isinstance(value, str) and text is not None and name not in text:
                 raise UserError(f"{file} is damaged: line {number} has {value!r} for {name}, which is no number")
+        if row["step"] < before:
+            raise UserError(
+                f"{file} is damaged: line {number} goes back from step {before:,} to {row['step']:,}, as if it held "
+                "a run twice"
+            )
+        before = row["step"]
         yield row
 
 

@@ -17,7 +17,7 @@ from steadyq.build import check_memory, device_for, ensemble_for, learner_for
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.envs import EnvSpec
-from steadyq.errors import UserError
+from steadyq.errors import UserError, one_line, out_of_memory
 from steadyq.monitor.verdict import Alarms
 from steadyq.recipe import Recipe, flatten
 from steadyq.run.evaluate import play_games, random_policy
@@ -25,7 +25,7 @@ from steadyq.run.folder import RunFolder, default_path
 from steadyq.run.progress import Display
 from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
-from steadyq.run.writer import Writer, begin
+from steadyq.run.writer import Checkpoint, Writer, begin
 from steadyq.value.shapes import Batch, DrawLayout
 
 
@@ -40,17 +40,19 @@ def train(
     seed: int | None = None,
     run: Path | str | None = None,
     display: Display | None = None,
+    verify: bool | None = None,
 ) -> RunFolder:
     """Train the recipe in its run folder, continuing what is there, and evaluate it; returns the folder.
 
-    A finished run is returned as it is. Raises `UserError` before anything is written if the recipe or the folder
-    cannot work, `Interrupted` after a signal and `Diverged` when a value stops being finite, both with the state saved.
+    A finished run is returned as it is; `verify=False` continues without comparing what is there with its digests.
+    Raises `UserError` before anything is written if the recipe or the folder cannot work, `Interrupted` after a signal
+    and `Diverged` when a value stops being finite, both with the state saved.
     """
     if not isinstance(recipe, Recipe):
         raise UserError(f"train takes a recipe, such as presets.steady('CartPole-v1'), got {recipe!r}")
     changes = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = recipe.override(changes)
-    folder = RunFolder(run if run is not None else default_path(recipe))
+    folder = RunFolder(run if run is not None else default_path(recipe), verify)
     folder.check(recipe)
     display = display or Display()
     if folder.result is not None:
@@ -84,7 +86,7 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
             training.start()
             writer.event("start", 0, **how)
         else:
-            training.restore(saved)
+            _restore(training, saved, writer)
             writer.event("resume", training.step_count, **how)
             display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
         sinks = Sinks(recipe, writer.path, training.step_count)
@@ -99,6 +101,20 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
     if not recipe.record.keep_replay:
         writer.drop_replay()
     display.finished(result)
+
+
+def _restore(training: Training, saved: Checkpoint, writer: Writer) -> None:
+    """Put the state back; where files without digests hold something else, that is one line."""
+    try:
+        for name in ("step", "updates", "games", "resets"):
+            if type(saved.plain[name]) is not int:
+                raise TypeError(f"{name} is no whole number")
+        training.restore(saved)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        newest, why = writer.folder.checkpoints()[-1], one_line(f"{type(error).__name__}: {error}")
+        raise UserError(f"{newest} is damaged, or of another run: its state cannot be put back ({why})") from error
 
 
 def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, stop: threading.Event) -> None:

@@ -337,6 +337,9 @@ class Training:
             (learner.adam.second, "adam_second"),
             (learner.adam.step, "adam_step"),
         ):
+            if {key: t.shape for key, t in tensors[name].items()} != {key: t.shape for key, t in group.items()}:
+                newest = self.writer.folder.checkpoints()[-1]
+                raise UserError(f"{newest / name}.safetensors is of another run: it does not fit this recipe")
             for key, tensor in group.items():
                 tensor.copy_(tensors[name][key])
         learner.refresh()

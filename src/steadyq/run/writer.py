@@ -3,6 +3,7 @@
 A checkpoint remembers how long the logs were; continuing cuts off what was written after it.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.run.files import append_row, replace_text, sync
-from steadyq.run.folder import LOGS, RunFolder, read_table, read_tensors
+from steadyq.run.digests import Running, Stamp, check_log, listed, sealed, stamp
+from steadyq.run.files import UNFINISHED, append_row, open_plain, remove, replace_text, sync
+from steadyq.run.folder import LOGS, RunFolder, read_tensors, run_mark
 
 
 class Busy(UserError):
@@ -53,15 +55,21 @@ def _on_gpu(checkpoint: Checkpoint) -> bool:
     return any(t.is_cuda for group in checkpoint.tensors.values() for t in group.values())
 
 
-def _write(checkpoint: Checkpoint, final: Path) -> None:
+def _write(checkpoint: Checkpoint, final: Path, seen: Mapping[str, Stamp]) -> None:
+    """Write all parts with their digests, and those of what the checkpoint has seen of the run's other files."""
     folder, unfinished = final.parent, final.parent / "unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove(unfinished)
     unfinished.mkdir(parents=True)
+    marks, files = {"run": run_mark(seen), "step": str(int(final.name))}, dict(seen)
     for name, group in checkpoint.tensors.items():
-        save_file(group, unfinished / f"{name}.safetensors")
-    (unfinished / "state.json").write_text(json.dumps(checkpoint.plain))
-    for file_path in unfinished.iterdir():
-        sync(file_path)
+        file = unfinished / f"{name}.safetensors"
+        save_file(group, file, metadata=marks)
+        files[f"{folder.name}/{final.name}/{file.name}"] = stamp(file)
+    state = unfinished / "state.json"
+    state.write_text(json.dumps(sealed(checkpoint.plain | {"files": files})), encoding="utf-8")
+    for file in unfinished.iterdir():
+        file.chmod(state.stat().st_mode)  # safetensors are written for their owner alone
+        sync(file)
     sync(unfinished)
     os.replace(unfinished, final)
     sync(folder)
@@ -75,19 +83,25 @@ class Writer:
 
     def __init__(self, folder: RunFolder, identity: str, content: str) -> None:
         self.folder, self.path = folder, folder.path
-        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 held until close
+        folder.refuse_links()
+        self._lock = open(open_plain(self.path / "lock", os.O_RDWR | os.O_CREAT))  # noqa: SIM115 held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise Busy(f"another process is training in {self.path}") from None
         try:
-            replace_text(self.path / identity, content)
+            if not (self.path / identity).exists():  # what a run is stays as it was said at first
+                replace_text(self.path / identity, content)
+            self._identity = {identity: stamp(self.path / identity)}
         except BaseException:
             self._lock.close()
             raise
-        shutil.rmtree(self.path / "checkpoints" / "unfinished", ignore_errors=True)
+        for leftover in (self.path / "checkpoints" / "unfinished", *self.path.glob(f"*{UNFINISHED}")):
+            with contextlib.suppress(OSError):
+                remove(leftover)
         self._files: dict[str, IO[str]] = {}
+        self._seen: dict[str, Running] = {}  # of every log that is open
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -98,16 +112,20 @@ class Writer:
             self._cut(dict.fromkeys(LOGS, 0))
             return None
         newest = checkpoints[-1]
-        tensors = {file.stem: read_tensors(file) for file in sorted(newest.glob("*.safetensors"))}
-        plain = read_table(newest / "state.json")
-        sizes = dict.fromkeys(LOGS, 0) | plain["log_bytes"]
+        plain = self.folder.verify_checkpoint(newest)
+        files = listed(plain, newest / "state.json")
+        old = plain.get("log_bytes", {})  # of a run from before there were digests
+        sizes = {name: files[f"{name}.jsonl"]["bytes"] if files else old.get(name, 0) for name in LOGS}
         for name, size in sizes.items():
             file = self.path / f"{name}.jsonl"
-            if (file.stat().st_size if file.is_file() else 0) < size:
+            if files and self.folder.verify:
+                check_log(file, files[file.name], newest, grows=True)
+            elif (file.stat().st_size if file.is_file() else 0) < size:
                 raise UserError(
                     f"{file} is damaged: it has lost rows that {newest} had seen; bring back a copy, or train into "
                     f"another --run folder"
                 )
+        tensors = {file.stem: read_tensors(file) for file in sorted(newest.glob("*.safetensors"))}
         self._cut(sizes)
         return Checkpoint(tensors, plain)
 
@@ -121,19 +139,13 @@ class Writer:
         final = folder / f"{step:010d}"
         if final.exists():
             return final  # the same step is the same state; replacing it would for a moment leave none
-        sizes = {}
-        for name in LOGS:
-            file = self._open(name)
-            file.flush()
-            os.fsync(file.fileno())
-            sizes[name] = file.tell()
+        seen = self._stamps()
         later = _on_gpu(checkpoint)
         host = {
             name: {key: t.detach().to("cpu", copy=later).contiguous() for key, t in group.items()}
             for name, group in checkpoint.tensors.items()
         }
-        plain = checkpoint.plain | {"log_bytes": sizes}
-        self._writing = self._background.submit(_write, Checkpoint(host, plain), final)
+        self._writing = self._background.submit(_write, Checkpoint(host, checkpoint.plain), final, seen)
         if not later:
             self.wait()
         return final
@@ -163,9 +175,11 @@ class Writer:
         self._append("events", {"event": kind, "step": step, **values})
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write result.json, after the checkpoint it speaks of."""
+        """Write result.json, after the checkpoint it speaks of, with the digests of all that it rests on."""
         self.wait()
-        replace_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+        states = [checkpoint / "state.json" for checkpoint in self.folder.checkpoints()]
+        files = self._stamps() | {str(file.relative_to(self.path)): stamp(file) for file in states}
+        replace_text(self.path / "result.json", json.dumps(sealed({**result, "files": files}), indent=2) + "\n")
 
     def close(self) -> None:
         """Release the folder."""
@@ -182,15 +196,28 @@ class Writer:
             self._background.shutdown()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        append_row(self._open(name), row)
+        self._seen[name].add(append_row(self._open(name), row).encode())
 
     def _open(self, name: str) -> IO[str]:
         if name not in self._files:
-            self._files[name] = open(self.path / f"{name}.jsonl", "a")  # noqa: SIM115 closed in close()
+            path = self.path / f"{name}.jsonl"
+            handle = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._files[name] = open(handle, "a", encoding="utf-8")  # noqa: SIM115 closed in close()
+            self._seen[name] = Running(path)
         return self._files[name]
+
+    def _stamps(self) -> dict[str, Stamp]:
+        """Digests of the logs, which are on disk when this returns, and of what the run says it is."""
+        for name in LOGS:
+            file = self._open(name)
+            file.flush()
+            os.fsync(file.fileno())
+        logs = {f"{name}.jsonl": self._seen[name].stamp() for name in LOGS}
+        return {**self._identity, **logs}
 
     def _cut(self, sizes: Mapping[str, int]) -> None:
         for name, size in sizes.items():
             file = self._open(name)
             file.truncate(size)
             file.seek(size)
+            self._seen[name] = Running(self.path / f"{name}.jsonl")

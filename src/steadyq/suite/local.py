@@ -15,6 +15,7 @@ import torch
 from steadyq.build import wants_gpu
 from steadyq.errors import UserError
 from steadyq.recipe import within
+from steadyq.run.files import open_plain, refuse_links
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
 from steadyq.suite.plan import Entry
@@ -57,7 +58,8 @@ class LocalProcesses:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": _visible(gpu)}
         if (command := command_line()) is not None:
             environment.setdefault("STEADYQ_COMMAND", command)
-        with open(log, "a") as output:
+        refuse_links(log.parent)
+        with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "steadyq.suite.worker", str(entry.folder.path)],
                 stdin=subprocess.PIPE,

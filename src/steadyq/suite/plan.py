@@ -15,6 +15,7 @@ from rich.text import Text
 from steadyq import envs
 from steadyq.build import device_for, ensemble_for
 from steadyq.errors import UserError
+from steadyq.run.files import UNFINISHED, refuse_links
 from steadyq.run.folder import RunFolder
 from steadyq.run.progress import clock, plural
 from steadyq.suite.cost import HOURS_A_DAY, GpuTime, gpu_time, gpus, possible_here, seconds_here
@@ -85,6 +86,7 @@ def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
         entries.append(Entry(run, RunFolder(out / run.name)))
     study = joined(study, out)
     for entry in entries:
+        refuse_links(entry.folder.path)
         entry.folder.check(entry.run.recipe)
         entry.look()
     return Plan(study, out, tuple(entries))
@@ -93,6 +95,7 @@ def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
 def joined(study: Study, out: Path) -> Study:
     """The study with what its folder holds already; raises if the folder cannot take it."""
     _check_out(out)
+    refuse_links(out / "logs")
     if not (out / STUDY_FILE).is_file():
         return study
     try:
@@ -104,7 +107,7 @@ def joined(study: Study, out: Path) -> Study:
 def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: --out needs a folder")
-    if out.is_dir() and not (out / STUDY_FILE).is_file() and any(out.iterdir()):
+    if out.is_dir() and not (out / STUDY_FILE).is_file() and any(path.suffix != UNFINISHED for path in out.iterdir()):
         raise UserError(f"{out} is not empty and not a sweep folder: choose another --out")
     parent = out
     while not parent.exists():

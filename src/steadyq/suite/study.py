@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steadyq import envs
-from steadyq.errors import UserError, nearest
+from steadyq.errors import UserError, nearest, shown
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe, flatten
+from steadyq.run.files import read_text
 
 STUDY_FILE = "sweep.toml"
 """A sweep folder's study, in that folder."""
@@ -183,7 +184,7 @@ def find_study(name: str) -> Study:
         path = Path(name)
         if not path.is_file():
             raise UserError(f"no study file {name}")
-        return read_study(path.read_text(encoding="utf-8"), path.stem)
+        return read_study(_study_text(path), path.stem)
     if name not in suite_names():
         raise UserError(f"unknown suite {name!r}: {nearest(name, suite_names())} (or the path of a .toml file)")
     file = resources.files("steadyq.suite").joinpath("studies", f"{name}.toml")
@@ -199,7 +200,7 @@ def read_study(text: str, name: str) -> Study:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"study {name}: unknown key {key!r}: {nearest(key, _KEYS)}")
-    name = _text(table, "name", name, name)
+    name = _name(_text(table, "name", name, name))
     games = table.get("games")
     if not isinstance(games, list) or not games or not all(isinstance(game, str) for game in games):
         raise UserError(f'study {name}: games must be a list such as ["MinAtar/Breakout"]')
@@ -242,13 +243,25 @@ def sweep_study(out: Path) -> Study:
     file = out / STUDY_FILE
     if not file.is_file():
         raise UserError(f"{out} is not a sweep folder: it has no {STUDY_FILE}")
-    return read_study(file.read_text(encoding="utf-8"), out.name)
+    return read_study(_study_text(file), out.name)
+
+
+def _study_text(file: Path) -> str:
+    try:
+        return read_text(file)
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is damaged: it is not text in UTF-8") from None
 
 
 def run_name(env: str, label: str, seed: int) -> str:
     """A run's folder in its sweep, such as Atari-Alien-forbid-none-seed0."""
     words = [env, label, f"seed{seed}"]
-    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words if word)
+    return "-".join(map(file_name, filter(None, words)))
+
+
+def file_name(words: str) -> str:
+    """Words as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
 
 
 def _games(name: str, known: Sequence[str] = ()) -> Iterable[str]:
@@ -270,6 +283,15 @@ def _seeds(value: Any, name: str) -> tuple[int, ...]:
     if isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value):
         return tuple(sorted(set(value)))
     raise UserError(f"study {name}: seeds must be a number of seeds or a list of them, got {value!r}")
+
+
+def _name(name: str) -> str:
+    """A study's name, which is also that of its folder and figures: one that stays where they are."""
+    if not name or len(name) > 100 or name[0] in ".- " or not name.isprintable() or re.search(r"[/\\]", name):
+        raise UserError(
+            f"a study's name cannot be {shown(name)}: it names files, so use letters and figures, without / or \\"
+        )
+    return name
 
 
 def _text(table: Mapping[str, Any], key: str, default: str, name: str) -> str:
