@@ -196,7 +196,8 @@ class Writer:
             self._background.shutdown()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        self._seen[name].add(append_row(self._open(name), row).encode())
+        line = append_row(self._open(name), row)
+        self._seen[name].add(line.encode())
 
     def _open(self, name: str) -> IO[str]:
         if name not in self._files:

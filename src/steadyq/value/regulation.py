@@ -84,7 +84,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Periodic:
-    """All layers, every so many updates, for the last time after `last` of them at most (0: no end)."""
+    """All layers, at every multiple of so many updates up to the `last` of them (0: no end)."""
 
     every: int = 40_000
     last: int = 0
@@ -93,8 +93,9 @@ class Periodic:
     reads_units: ClassVar[bool] = False
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
-        """When that many updates have passed since the last time."""
-        return since >= self.every and (self.last == 0 or updates <= self.last + self.every - 1)
+        """When a multiple has been reached since the last time."""
+        reached = updates // self.every
+        return reached > (updates - since) // self.every and (self.last == 0 or reached * self.every <= self.last)
 
     def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
         """Every layer of every member."""
