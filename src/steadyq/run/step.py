@@ -53,7 +53,7 @@ class Training:
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Epsilon(recipe.explore.start, recipe.explore.end, recipe.explore.decay_steps)
-        self.step_count = self.games = self.resets = 0
+        self.step_count = self.frames = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
@@ -98,7 +98,8 @@ class Training:
         self.rewarded_share += (
             (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
         )
-        self._count_games(step.reward, step.game_over)
+        self.frames += int(step.frames.sum())
+        self._count_games(step.score, step.game_over)
 
         if warm and vector_step % recipe.regulation.every == 0:
             self.regulate()
@@ -185,7 +186,7 @@ class Training:
             same["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else None
         row: dict[str, Any] = {
             "step": self.step_count,
-            "frames": self.step_count * self.spec.frames_per_step,
+            "frames": self.frames,
             "updates": self.learner.updates,
             "samples": self.learner.updates * self.recipe.replay.batch,
             "games": self.games,
@@ -234,8 +235,8 @@ class Training:
             every=section.every, batch=section.batch, seed=self.recipe.seed, lanes=self.spec.lanes, gamma=gamma
         )
 
-    def _count_games(self, reward: np.ndarray, game_over: np.ndarray) -> None:
-        self.score += reward
+    def _count_games(self, score: np.ndarray, game_over: np.ndarray) -> None:
+        self.score += score
         self.game_steps += 1
         for lane in np.flatnonzero(game_over):
             self.games += 1
@@ -279,6 +280,7 @@ class Training:
             },
             plain={
                 "step": self.step_count,
+                "frames": self.frames,
                 "updates": learner.updates,
                 "games": self.games,
                 "resets": self.resets,
@@ -321,6 +323,8 @@ class Training:
             self.watch.restore({name: t.numpy() for name, t in tensors["monitor"].items()})
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
         self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
+        # Checkpoints of older versions did not count the frames of unseen presses.
+        self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
@@ -355,7 +359,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "seed": recipe.seed,
         "protocol": recipe.protocol.name,
         "steps": training.step_count,
-        "frames": training.step_count * training.spec.frames_per_step,
+        "frames": training.frames,
         "updates": training.learner.updates,
         "games": training.games,
         "resets": training.resets,
