@@ -214,7 +214,7 @@ class ExploreSection:
     decay_steps: int = 2001
     """Steps over which epsilon falls."""
     act_with: Literal["online", "target"] = "online"
-    """Which networks act in training; evaluation plays the online ones."""
+    """Which networks act, in training and in evaluation."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -132,13 +132,13 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self) -> tuple[dict[str, Tensor], int]:
-        """The newest online parameters and the step they belong to."""
+    def weights(self, networks: Literal["online", "target"]) -> tuple[dict[str, Tensor], int]:
+        """The newest parameters of these networks and the step they belong to."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             why = "it finished, but its weights are not here" if self.result else "train it first"
             raise UserError(f"{self.path} has no checkpoint: {why}")
-        return read_tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+        return read_tensors(checkpoints[-1] / f"{networks}.safetensors"), int(checkpoints[-1].name)
 
 
 def read_table(file: Path) -> dict[str, Any]:

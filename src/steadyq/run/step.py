@@ -251,9 +251,10 @@ class Training:
         return computing(self.learner.ensemble, self.device)
 
     def agent(self) -> Agent:
-        """The agent as it is now."""
+        """The agent as it acts now."""
         learner = self.learner
-        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count)
+        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
+        return Agent(learner.ensemble, estimator_for(self.recipe), params, self.spec, self.step_count)
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""
@@ -365,6 +366,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "resets": training.resets,
         **scored(games, baseline),
         "evaluation_epsilon": recipe.evaluation.epsilon,
+        "evaluated_networks": recipe.explore.act_with,
         "training_return_10": mean_of_last(10, training.recent),
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
