@@ -1,7 +1,7 @@
 """What acts: a trained ensemble, and how it is read from a run."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,14 +66,22 @@ class Agent:
         return shown.reshape(*before, *spec.frame_shape).astype(spec.frame_dtype)
 
 
-def load(path: Path | str, device: str = "auto", verify: bool | None = None) -> Agent:
-    """Load the agent of a run from its newest checkpoint; `verify=False` does not compare it with its digests."""
+def load(
+    path: Path | str,
+    device: str = "auto",
+    networks: Literal["acting", "online", "target"] = "acting",
+    verify: bool | None = None,
+) -> Agent:
+    """Load the agent of a run from its newest checkpoint: the networks that acted in training, or those asked for.
+
+    `verify=False` does not compare the checkpoint with its digests.
+    """
     folder = RunFolder(path, verify)
     recipe = folder.recipe.override({"compute.device": device})
     if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
         recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})
     spec = envs.spec(recipe.env, recipe.protocol)
-    params, step = folder.weights()
+    params, step = folder.weights(recipe.explore.act_with if networks == "acting" else networks)
     where = device_for(recipe)
     params = {name: p.to(where) for name, p in params.items()}
     ensemble = ensemble_for(recipe, spec)

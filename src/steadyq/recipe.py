@@ -334,7 +334,7 @@ class ExploreSection:
     epsilon: Scheduled = "1 -> 0.01 linear 2001 steps"
     """Share of random actions; may be a schedule."""
     act_with: Literal["online", "target"] = "online"
-    """Which networks act in training; evaluation plays the online ones."""
+    """Which networks act, in training and in evaluation."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -33,6 +33,7 @@ class PlainAtari:
         self.fires = len(self.actions) >= 3 and self.actions[1] == ale_py.Action.FIRE
 
     def reset(self) -> None:
+        self.total = 0.0
         self.ale.reset_game()
         self.screen = self.ale.getScreenRGB()
         if self.fires:
@@ -43,7 +44,8 @@ class PlainAtari:
         reward = 0.0
         for _ in range(4):
             before = self.ale.getScreenRGB()
-            reward += self.ale.act(self.actions[action])
+            given = self.ale.act(self.actions[action])
+            reward, self.total = reward + given, self.total + given
             if self.ale.game_over():
                 return reward
         self.screen = np.maximum(before, self.ale.getScreenRGB())
@@ -85,6 +87,30 @@ def test_a_whole_game_equals_the_plain_emulator(game, rom, steps):
         assert np.array_equal(picture[1::3, 1::3], screen)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_scores_and_frames_count_what_hidden_presses_gave(training):
+    """Riverraid pays when the FIRE that begins a life hits something."""
+    env = make("Riverraid", noop_max=0, training=training)
+    env.reset()
+    plain = PlainAtari("riverraid")
+    plain.reset()
+    draw = np.random.default_rng(0)
+    seen = score = frames = games = hidden = 0.0
+    while games < 6:
+        action = draw.integers(env.spec.num_actions)
+        step = env.step(np.array([action]))
+        plain.step(int(action))
+        seen, score, frames = seen + step.reward[0], score + step.score[0], frames + step.frames[0]
+        if step.game_over[0]:
+            assert score == plain.total
+            assert frames == plain.ale.getEpisodeFrameNumber()
+            hidden += score - seen
+            seen = score = frames = 0.0
+            games += 1
+            plain.reset()
+    assert hidden > 0
+
+
 def test_breakout_is_played_through_all_five_lives():
     env = make("Breakout")
     env.reset()
@@ -122,7 +148,7 @@ def test_after_a_game_comes_the_first_frame_of_the_next():
     env.reset()
     step = next(step for step in (play(env, 1, seed)[0] for seed in range(500)) if step.game_over[0])
     begun = atari.AtariGame("Breakout", PROTOCOL).begin(int(env.game_seed()[0]))
-    assert np.array_equal(step.frame[0], begun)
+    assert np.array_equal(step.frame[0], begun.frame)
     assert env.state()["number"].tolist() == [1]
 
 
@@ -191,7 +217,7 @@ def test_a_prepared_game_is_the_same_game():
     game.prepare(40)
     game.prepare(12)
     assert game._loaded is not None
-    assert np.array_equal(game.begin(12), at_once)
+    assert np.array_equal(game.begin(12).frame, at_once.frame)
     game.close()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from playing import play
 
-from steadyq.envs.episodes import EpisodeVector, Outcome, seed_of_game
+from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, seed_of_game
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 
@@ -28,10 +28,10 @@ class Script:
     def prepare(self, seed: int) -> None:
         self.prepared.append(seed)
 
-    def begin(self, seed: int) -> np.ndarray:
+    def begin(self, seed: int) -> Opening:
         self.begun.append(seed)
         self.clock, self.steps = 100 * len(self.begun), 0
-        return self.frame()
+        return Opening(self.frame(), reward=0.25, frames=9)
 
     def send(self, action: int) -> None:
         self.clock += 1
@@ -42,9 +42,9 @@ class Script:
     def receive(self) -> Outcome:
         return self.outcome
 
-    def next_life(self) -> np.ndarray | None:
+    def next_life(self) -> Opening:
         self.clock += 10
-        return None if self.dies else self.frame()
+        return Opening(None if self.dies else self.frame(), reward=0.5, frames=12)
 
     def close(self) -> None:
         self.closed = True
@@ -115,6 +115,29 @@ def test_game_that_ends_between_two_lives(life_loss_terminal):
     lost = env.step(ACTION)
     assert flags(lost) == (True, False, True)
     assert (lost.final_frame[0], lost.frame[0]) == (101, 200)
+
+
+@pytest.mark.parametrize("life_loss_terminal", [True, False])
+def test_what_is_pressed_unseen_counts_for_its_game_and_not_for_the_learner(life_loss_terminal):
+    env = vector(Script("L.T"), life_loss_terminal=life_loss_terminal)
+    env.reset()
+    steps = [env.step(ACTION) for _ in range(4)]
+    assert [float(step.reward[0]) for step in steps] == [1, 1, 1, 1]
+    # The first step of a game counts its opening too, a lost life what lies before the next.
+    assert [float(step.score[0]) for step in steps] == [1.75, 1, 1, 1.75]
+    assert [int(step.frames[0]) for step in steps] == [22, 1, 1, 22]
+    ending = vector(Script("L", dies_between_lives=True))
+    ending.reset()
+    assert float(ending.step(ACTION).score[0]) == 1.75  # the ended game's, not the next one's
+
+
+def test_an_opening_counts_once_after_a_restore_too():
+    env = vector(Script("..."), Script("T"))
+    env.reset()
+    env.step(np.array([1, 1]))
+    again = vector(Script("..."), Script("T"))
+    again.restore(env.state())  # one game has had its first step, the other begins
+    assert again.step(np.array([1, 1])).score.tolist() == env.step(np.array([1, 1])).score.tolist() == [1, 1.25]
 
 
 def test_lanes_end_on_their_own():

@@ -29,7 +29,8 @@ def test_atari_run_of_two_thousand_steps(tmp_path: Path) -> None:
     recipe = sq.presets.steady("Atari/Breakout", "tiny", steps=2000, **MINIATURE, **{"replay.every": 10})
     result = sq.train(recipe, run=tmp_path / "run").result
     assert result is not None
-    assert (result["steps"], result["frames"], result["updates"]) == (2000, 8000, 100)
+    assert (result["steps"], result["updates"]) == (2000, 100)
+    assert 8000 < result["frames"] < 10_000  # unseen presses included
     assert result["protocol"] == "atari-100k"
     games = [row for row in sq.RunFolder(tmp_path / "run").events() if row["event"] == "game"]
     assert len(games) == result["games"] > 3

@@ -1,14 +1,19 @@
 """Full games as they are scored: what the agent is shown, which games they are, what is said of them."""
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
-from steadyq import envs
-from steadyq.run.evaluate import Game, different, play_games, standard_error
+import steadyq as sq
+from steadyq import cli, envs
+from steadyq.run.evaluate import Game, different, greedy_policy, play_games, standard_error
 from steadyq.run.explore import FrameStack
+from steadyq.run.video import record_game
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
 
@@ -84,3 +89,40 @@ def test_standard_error() -> None:
     assert standard_error(games(*several * 25)) == pytest.approx(once)
     # Weights 3/4 and 1/4: variance (3/4 1/4 16) / (1 - 10/16) = 8, over 1.6 games.
     assert standard_error(games(0, 0, 0, 4)) == pytest.approx(np.sqrt(8 / 1.6))
+
+
+@pytest.mark.parametrize("act_with", ["online", "target"])
+def test_the_networks_that_act_are_evaluated_loaded_and_filmed(
+    tmp_path: Path, act_with: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"explore.act_with": act_with, "optim.tau": 0.0, "replay.warmup": 64, "record.tensorboard": False}
+    recipe = sq.presets.steady("MinAtar/Breakout", steps=400, **changes, **{"evaluation.episodes": 6})
+    folder = sq.train(recipe, run=tmp_path / "run")  # at tau 0 the target networks are still those of the start
+    result = folder.result
+    assert result is not None
+    assert result["evaluated_networks"] == act_with
+    stored = folder.weights(act_with)[0]
+    agent = sq.load(folder.path, "cpu")
+    assert all(torch.equal(agent.params[name], p) for name, p in stored.items())
+    other: Literal["online", "target"] = "online" if act_with == "target" else "target"
+    assert any(not torch.equal(sq.load(folder.path, "cpu", other).params[name], p) for name, p in stored.items())
+
+    rules = {"episodes": 6, "seed": recipe.seed}
+    played = {
+        networks: play_games(greedy_policy(sq.load(folder.path, "cpu", networks)), recipe.env, recipe.protocol, **rules)
+        for networks in ("online", "target")
+    }
+    assert [game.actions for game in played["online"]] != [game.actions for game in played["target"]]
+    assert result["returns"] == [game.score for game in played[act_with]]
+    film = record_game(folder.path, tmp_path / "game.mp4", seed=recipe.seed, best_of=6, max_seconds=1)
+    assert film == max(played[act_with], key=lambda game: game.score)
+
+    for networks in ("acting", "online", "target"):
+        out = tmp_path / f"{networks}.json"
+        words = ["evaluate", str(folder.path), "--episodes", "6", "--seed", str(recipe.seed), "--json", str(out)]
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([*words, "--networks", networks])
+        record = json.loads(out.read_text())
+        assert record["evaluated_networks"] == (act_with if networks == "acting" else networks)
+        assert record["returns"] == [game.score for game in played[record["evaluated_networks"]]]
+        assert ("target networks" in capsys.readouterr().out) == (record["evaluated_networks"] == "target")

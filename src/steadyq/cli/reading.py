@@ -145,7 +145,7 @@ def _probe(path: Path) -> dict[str, Any]:
 
     steps, size = 100, 128
     recipe = RunFolder(path).recipe
-    agent = load(path, "cpu")
+    agent = load(path, "cpu", networks="online")
     env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
     generator = torch.Generator().manual_seed(recipe.seed)
     stack = FrameStack(env.spec)

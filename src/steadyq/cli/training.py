@@ -7,7 +7,7 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -122,6 +122,8 @@ class EvaluateOptions:
     """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     sticky: float | None = None
     """Chance that the emulator repeats its last action; by default as in training. At 0.25 Atari games all differ."""
+    networks: Literal["acting", "online", "target"] = "acting"
+    """Which networks play: those that acted in training, or the ones named."""
     json: Path | None = None
     """Also write the scores to this file."""
 
@@ -149,7 +151,8 @@ def evaluate(words: list[str]) -> int:
     within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
         protocol = dataclasses.replace(protocol, sticky=options.sticky)
-    agent = load(options.run)
+    networks = recipe.explore.act_with if options.networks == "acting" else options.networks
+    agent = load(options.run, networks=networks)
     with Terminal(OUT).evaluating(options.episodes) as progress:
         games = play_games(
             greedy_policy(agent),
@@ -164,7 +167,12 @@ def evaluate(words: list[str]) -> int:
     scores = [game.score for game in games]
     error = standard_error(games)
     said = "" if error is None else f"standard error {error:.2f}, "
-    counted = {"episodes": len(scores), "different_games": different(games), "evaluation_epsilon": epsilon}
+    counted = {
+        "episodes": len(scores),
+        "different_games": different(games),
+        "evaluation_epsilon": epsilon,
+        "evaluated_networks": networks,
+    }
     OUT.print(
         f"{recipe.env} after {agent.step:,} steps: "
         f"mean return [bold]{np.mean(scores):.2f}[/] over {games_said(counted)} "

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import ale_py
 import numpy as np
@@ -11,9 +12,9 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
-from steadyq.envs.episodes import EpisodeVector, Outcome, replay
+from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.protocol import Protocol
-from steadyq.envs.vector import Array, EnvSpec
+from steadyq.envs.vector import EnvSpec
 
 _NOOP, _FIRE, _AFTER_FIRE = 0, 1, 2
 _MULTIPLAYER = {"combat", "joust", "maze_craze", "warlords"}
@@ -74,7 +75,7 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield the screen of a recorded game, 480 x 630 pixels, once per agent step."""
     with contextlib.closing(_Emulator(game, protocol, rgb=True)) as emulator:
-        for frame in replay(emulator, seed, actions):
+        for frame in replay(emulator, emulator.begin(seed), actions):
             yield frame[0].repeat(3, axis=0).repeat(3, axis=1)
 
 
@@ -106,18 +107,20 @@ class _Emulator:
             img_height=210 if rgb else 84,
             img_width=160 if rgb else 84,
         )
-        self._lives = 0
+        self._lives = self._frames = 0
 
     def prepare(self, seed: int) -> None:
         """Do nothing: one emulator cannot load a game while it plays another."""
 
-    def begin(self, seed: int) -> Array:
-        frame = self._reset(seed)
+    def begin(self, seed: int) -> Opening:
+        opening = self._reset(seed)
         if self._fires:
             fired = self._press(_FIRE, _AFTER_FIRE)
-            # A game that ends before it began starts again with nothing pressed, so that this cannot go on for ever.
-            frame = self._reset(seed) if fired is None else fired
-        return frame
+            if fired.frame is None:
+                # A game that ends before it began starts again with nothing pressed: this cannot go on for ever.
+                return self._reset(seed)
+            return replace(fired, frames=opening.frames + fired.frames)
+        return opening
 
     def send(self, action: int) -> None:
         self._ale.send(np.array([action]))
@@ -128,32 +131,35 @@ class _Emulator:
         # Some games show 0 lives for a while before they end: that is no new life.
         life_lost = 0 < lives < self._lives and self._protocol.life_loss_terminal
         self._lives = lives
-        time_is_up = 0 < self._protocol.max_frames <= int(info["episode_frame_number"][0])
-        return Outcome(frame[0], float(reward[0]), bool(over[0]), time_is_up, life_lost)
+        before, self._frames = self._frames, int(info["episode_frame_number"][0])
+        time_is_up = 0 < self._protocol.max_frames <= self._frames
+        return Outcome(frame[0], float(reward[0]), bool(over[0]), time_is_up, life_lost, self._frames - before)
 
-    def next_life(self) -> Array | None:
+    def next_life(self) -> Opening:
         return self._press(_NOOP, _FIRE, _AFTER_FIRE) if self._fires else self._press(_NOOP)
 
     def close(self) -> None:
         self._ale.close()
 
-    def _reset(self, seed: int) -> Array:
+    def _reset(self, seed: int) -> Opening:
         for attempt in range(16):
             # ale-py takes 31 bits and reads 0 as "keep the old randomness".
             drawn = seed if attempt == 0 else int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0] >> 2) + 1
             frame, info = self._ale.reset(seed=np.array([drawn]))
             if self._protocol.noop_max == 0 or info["episode_frame_number"][0] > 0:
                 break
-        self._lives = int(info["lives"][0])
-        return np.asarray(frame[0])
+        self._lives, self._frames = int(info["lives"][0]), int(info["episode_frame_number"][0])
+        return Opening(np.asarray(frame[0]), frames=self._frames)
 
-    def _press(self, *actions: int) -> Array | None:
+    def _press(self, *actions: int) -> Opening:
+        reward, frames = 0.0, 0
         for action in actions:
             self.send(action)
             outcome = self.receive()
+            reward, frames = reward + outcome.reward, frames + outcome.frames
             if outcome.terminated or outcome.truncated:
-                return None
-        return outcome.frame
+                return Opening(None, reward, frames)
+        return Opening(outcome.frame, reward, frames)
 
 
 class AtariGame:
@@ -164,7 +170,7 @@ class AtariGame:
         self._loading: _Emulator | None = None
         self._make_another = functools.partial(_Emulator, game, protocol)
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atari-reset")
-        self._loaded: Future[Array] | None = None
+        self._loaded: Future[Opening] | None = None
         self._loaded_seed = 0
 
     def prepare(self, seed: int) -> None:
@@ -176,15 +182,15 @@ class AtariGame:
         self._loaded_seed = seed
         self._loaded = self._background.submit(self._load, seed)
 
-    def begin(self, seed: int) -> Array:
+    def begin(self, seed: int) -> Opening:
         """Start the game of this seed, at once if it was prepared."""
         if self._loaded is None or self._loaded_seed != seed:
             return self._playing.begin(seed)
-        frame = self._loaded.result()
+        opening = self._loaded.result()
         self._loaded = None
         assert self._loading is not None
         self._playing, self._loading = self._loading, self._playing
-        return frame
+        return opening
 
     def send(self, action: int) -> None:
         """Start one step in the emulator's thread."""
@@ -194,7 +200,7 @@ class AtariGame:
         """Wait for the step."""
         return self._playing.receive()
 
-    def next_life(self) -> Array | None:
+    def next_life(self) -> Opening:
         """Play a no-op and FIRE as the protocol says, unseen."""
         return self._playing.next_life()
 
@@ -205,7 +211,7 @@ class AtariGame:
         if self._loading is not None:
             self._loading.close()
 
-    def _load(self, seed: int) -> Array:
+    def _load(self, seed: int) -> Opening:
         if self._loading is None:
             self._loading = self._make_another()
         return self._loading.begin(seed)

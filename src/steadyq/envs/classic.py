@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyq.envs import atari as ale
-from steadyq.envs.episodes import EpisodeVector, Outcome, replay
+from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.vector import Array, EnvSpec
 from steadyq.errors import UserError, nearest
@@ -109,7 +109,7 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
     player = GymnasiumGame(game, protocol, render_mode="rgb_array")
     with contextlib.closing(player):
         try:
-            for _ in replay(player, seed, actions):
+            for _ in replay(player, player.begin(seed), actions):
                 yield player.picture()
         except gymnasium.error.DependencyNotInstalled as missing:
             raise UserError(f"drawing {game} needs a package that is not installed: {missing}") from missing
@@ -160,10 +160,10 @@ class GymnasiumGame:
     def prepare(self, seed: int) -> None:
         """Do nothing: Gymnasium resets when asked."""
 
-    def begin(self, seed: int) -> Array:
+    def begin(self, seed: int) -> Opening:
         """Reset with this seed."""
         observation, _ = self._env.reset(seed=seed)
-        return self._layout.frame(observation)
+        return Opening(self._layout.frame(observation))
 
     def send(self, action: int) -> None:
         """Play one step."""
@@ -179,7 +179,7 @@ class GymnasiumGame:
         """Return what the step led to."""
         return self._outcome
 
-    def next_life(self) -> Array | None:
+    def next_life(self) -> Opening:
         """Do nothing: Gymnasium knows no lives."""
         raise AssertionError("Gymnasium knows no lives")
 

@@ -23,6 +23,18 @@ class Outcome:
     """The time is up; a game may end at the same moment, which then counts."""
     life_lost: bool = False
     """A life was lost, the game goes on, and the protocol cares."""
+    frames: int = 1
+    """Emulator frames that the step took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Where a game or a life begins, and what the protocol's presses, which no agent sees, led to before that."""
+
+    frame: Array | None
+    """None where the game ended in the presses."""
+    reward: float = 0.0
+    frames: int = 0
 
 
 class Game(typing.Protocol):
@@ -32,8 +44,8 @@ class Game(typing.Protocol):
         """Learn which game will be asked for next; an emulator that is slow to reset may begin in the background."""
         ...
 
-    def begin(self, seed: int) -> Array:
-        """Start the game of this seed and return its first frame."""
+    def begin(self, seed: int) -> Opening:
+        """Start the game of this seed; its opening always has a frame."""
         ...
 
     def send(self, action: int) -> None:
@@ -44,8 +56,8 @@ class Game(typing.Protocol):
         """Wait for the step that `send` started."""
         ...
 
-    def next_life(self) -> Array | None:
-        """Play what lies unseen between two lives and return the next frame, or None where the game ended in it."""
+    def next_life(self) -> Opening:
+        """Play what lies unseen between two lives."""
         ...
 
     def close(self) -> None:
@@ -90,6 +102,7 @@ class EpisodeVector:
         self._number = [-1] * len(games)
         self._seed = [0] * len(games)
         self._actions: list[list[int]] = [[] for _ in games]
+        self._opening = [Opening(None)] * len(games)  # of each current game, until its first step has counted it
 
     def reset(self) -> Array:
         """Begin each lane's first game."""
@@ -98,7 +111,7 @@ class EpisodeVector:
         frame = self._empty()
         for lane in range(len(self._games)):
             self._number[lane] = -1
-            frame[lane] = self._next_game(lane)
+            frame[lane] = self._next_game(lane).frame
         return frame
 
     def step(self, action: NDArray[np.integer[Any]]) -> Step:
@@ -108,17 +121,21 @@ class EpisodeVector:
             game.send(chosen)
             played.append(chosen)
         frame = self._empty()
-        reward = np.zeros(lanes, np.float32)
+        reward, unseen = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+        frames = np.zeros(lanes, np.int64)
         terminated, truncated, game_over, life_lost = (np.zeros(lanes, np.bool_) for _ in range(4))
         last: dict[int, Array] = {}
         # All results are collected before any lane resets, so that a reset never waits with work left in flight.
         outcomes = [game.receive() for game in self._games]
         for lane, outcome in enumerate(outcomes):
-            reward[lane] = outcome.reward
-            newest: Array | None = outcome.frame
+            before, after = self._opening[lane], Opening(outcome.frame)
+            self._opening[lane] = Opening(None)
             over = outcome.terminated or outcome.truncated
             if outcome.life_lost and not over:
-                newest = self._games[lane].next_life()  # None: the game ended between two lives
+                after = self._games[lane].next_life()
+            newest = after.frame  # None: the game ended between two lives
+            reward[lane], unseen[lane] = outcome.reward, before.reward + after.reward
+            frames[lane] = before.frames + outcome.frames + after.frames
             life_lost[lane] = outcome.life_lost
             lost = outcome.life_lost and self._life_loss_terminal
             terminated[lane] = outcome.terminated or lost or newest is None
@@ -126,13 +143,13 @@ class EpisodeVector:
             game_over[lane] = over = over or newest is None
             if terminated[lane] or truncated[lane]:
                 last[lane] = outcome.frame
-            frame[lane] = self._next_game(lane) if over else newest
+            frame[lane] = self._next_game(lane).frame if over else newest
         final = frame
         if last:
             final = frame.copy()
             for lane, ended in last.items():
                 final[lane] = ended
-        return Step(frame, reward, terminated, truncated, game_over, final, life_lost)
+        return Step(frame, reward, terminated, truncated, game_over, final, life_lost, unseen, frames)
 
     def game_seed(self) -> NDArray[np.int64]:
         """Return the seed of each lane's current game."""
@@ -155,8 +172,10 @@ class EpisodeVector:
             self._games[lane].prepare(seed)
         frame = self._empty()
         for lane, game in enumerate(self._games):
-            for newest in replay(game, seeds[lane], actions[lane]):
+            opening = game.begin(seeds[lane])
+            for newest in replay(game, opening, actions[lane]):
                 frame[lane] = newest
+            self._opening[lane] = Opening(None) if actions[lane] else opening
             game.prepare(self._seed_for(lane, numbers[lane] + 1))
         self._number, self._seed, self._actions = numbers, seeds, actions
         return frame
@@ -166,13 +185,13 @@ class EpisodeVector:
         for game in self._games:
             game.close()
 
-    def _next_game(self, lane: int) -> Array:
+    def _next_game(self, lane: int) -> Opening:
         self._number[lane] += 1
         self._seed[lane] = self._seed_for(lane, self._number[lane])
         self._actions[lane] = []
-        frame = self._games[lane].begin(self._seed[lane])
+        self._opening[lane] = self._games[lane].begin(self._seed[lane])
         self._games[lane].prepare(self._seed_for(lane, self._number[lane] + 1))
-        return frame
+        return self._opening[lane]
 
     def _seed_for(self, lane: int, number: int) -> int:
         return seed_of_game(self._run_seed, self._training, lane, number)
@@ -181,13 +200,14 @@ class EpisodeVector:
         return np.empty((len(self._games), *self.spec.frame_shape), self.spec.frame_dtype)
 
 
-def replay(game: Game, seed: int, actions: Sequence[int]) -> Iterator[Array]:
-    """Play a recorded game again, yielding the frame before the first action and the frame after each."""
-    yield game.begin(seed)
+def replay(game: Game, opening: Opening, actions: Sequence[int]) -> Iterator[Array]:
+    """Play a recorded game again from its opening, yielding the frame before the first action and after each."""
+    assert opening.frame is not None  # no game begins without one
+    yield opening.frame
     for action in actions:
         game.send(action)
         outcome = game.receive()
-        newest = game.next_life() if outcome.life_lost else None
+        newest = game.next_life().frame if outcome.life_lost else None
         yield outcome.frame if newest is None else newest
         if outcome.terminated or outcome.truncated:
             return

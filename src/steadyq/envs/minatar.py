@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyq.envs.episodes import EpisodeVector, Outcome, replay
+from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.vector import Array, EnvSpec
 from steadyq.errors import UserError
@@ -80,7 +80,8 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
 
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield the board of a recorded game, 400 x 400 pixels, once per step."""
-    for frame in replay(MinAtarGame(game, protocol), seed, actions):
+    player = MinAtarGame(game, protocol)
+    for frame in replay(player, player.begin(seed), actions):
         board = np.zeros((10, 10, 3), np.uint8)
         # MinAtar lists the player first and trails and gauges later: painted from the last, the player is on top.
         for index in reversed(range(len(frame))):
@@ -100,13 +101,13 @@ class MinAtarGame:
     def prepare(self, seed: int) -> None:
         """Do nothing: a reset is instant."""
 
-    def begin(self, seed: int) -> Array:
+    def begin(self, seed: int) -> Opening:
         """Start a game; the previous game's last action is not sticky in it."""
         self._random.seed(seed)
         self._env.reset()
         self._last_action = 0
         self._steps = 0
-        return self._frame()
+        return Opening(self._frame())
 
     def send(self, action: int) -> None:
         """Play one step, sticky as in `minatar.Environment`: the game and the stickiness share one random stream."""
@@ -121,7 +122,7 @@ class MinAtarGame:
         """Return what the step led to."""
         return self._outcome
 
-    def next_life(self) -> Array | None:
+    def next_life(self) -> Opening:
         """Do nothing: MinAtar has one life."""
         raise AssertionError("MinAtar has one life")
 

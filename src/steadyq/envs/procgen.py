@@ -136,7 +136,8 @@ class ProcgenVector:
         if ended.any():
             frame = final.copy()
             self._next_games(np.flatnonzero(ended), frame)
-        return Step(frame, reward, terminated, truncated, ended, final)
+        played_frames = np.ones(self.spec.lanes, np.int64)
+        return Step(frame, reward, terminated, truncated, ended, final, frames=played_frames)
 
     def game_seed(self) -> NDArray[np.int64]:
         """Return the level of each lane's current game."""

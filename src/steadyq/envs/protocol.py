@@ -37,7 +37,7 @@ class Protocol:
     action_set: Literal["minimal", "full"] = "full"
     """Atari and MinAtar: only the actions that do something in this game, or all of them."""
     fire_reset: bool = False
-    """Atari: press FIRE and the action after it, unseen and uncounted, where a game (or life) begins."""
+    """Atari: press FIRE and the action after it, unseen, where a game (or life) begins; scores and frames count it."""
     life_loss_terminal: bool = False
     """Atari: a lost life ends the trajectory in training; scores always count full games."""
     reward: Literal["raw", "sign"] = "raw"
@@ -139,9 +139,9 @@ def _atari(protocol: Protocol) -> list[str]:
     return [
         f"{skip}, gray 84x84, {_stack(protocol)}",
         f"{protocol.action_set} action set, {_sticky(protocol)}",
-        f"a game begins with {', then '.join(begin) or 'nothing pressed'} (unseen, uncounted)",
+        f"a game begins with {', then '.join(begin) or 'nothing pressed'} (unseen: in scores and frames, not in steps)",
         f"a lost life ends the trajectory in training and never in evaluation; in both the stack begins anew and the "
-        f"next life begins with {', then '.join(life)} (unseen, uncounted)"
+        f"next life begins with {', then '.join(life)} (as unseen)"
         if protocol.life_loss_terminal
         else "a lost life changes nothing: the game goes on and nothing is pressed",
     ]

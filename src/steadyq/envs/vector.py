@@ -46,7 +46,7 @@ class Step:
     frame: Array
     """[lane, *frame_shape] newest frame of what the agent sees next: after an end, the first of what follows."""
     reward: NDArray[np.float32]
-    """[lane] raw, summed over the frame skip."""
+    """[lane] raw, summed over the frame skip: what the learner may see."""
     terminated: NDArray[np.bool_]
     """[lane] the trajectory ended for learning: a game's end, or a lost life where the protocol says so."""
     truncated: NDArray[np.bool_]
@@ -57,6 +57,16 @@ class Step:
     """[lane, *frame_shape] where a trajectory ended its last frame, elsewhere `frame`."""
     life_lost: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, np.bool_))
     """[lane] a life was lost and the protocol cares; in evaluation the trajectory goes on all the same."""
+    unseen_reward: NDArray[np.float32] = field(default_factory=lambda: np.zeros(1, np.float32))
+    """[lane] raw, given in the protocol's own presses before a game's first step or after a life that is lost."""
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.ones(1, np.int64))
+    """[lane] what the emulator played for this step, those presses included."""
+
+    @property
+    def score(self) -> NDArray[np.float32]:
+        """[lane] what the step adds to its game's score, seen or not."""
+        score: NDArray[np.float32] = self.reward + self.unseen_reward
+        return score
 
     @property
     def restart(self) -> NDArray[np.bool_]:

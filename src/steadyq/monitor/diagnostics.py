@@ -93,8 +93,13 @@ def vote_split(q: Tensor) -> Tensor:
 
 
 def mean_noise(q: Tensor) -> Tensor:
-    """Standard error of the ensemble's mean value, from the spread of its members, [batch, action]."""
-    return q.std(0, correction=1) / math.sqrt(q.shape[0])
+    """Standard error of the ensemble's mean value against the state's other actions, [batch, action].
+
+    From the spread of its members, each centred over the actions: what a member adds to all of them alike cannot turn
+    an argmax.
+    """
+    centred = q - q.mean(-1, keepdim=True)
+    return centred.std(0, correction=1) / math.sqrt(q.shape[0])
 
 
 def update_noise(before: Tensor, after: Tensor) -> Tensor:

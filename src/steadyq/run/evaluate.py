@@ -72,7 +72,7 @@ def play_games(
                 shown[lane] = zlib.crc32(frame[lane], shown[lane])
                 actions[lane].append(chosen)
             step = vector.step(action)
-            score += step.reward
+            score += step.score
             steps += 1
             rewarded += step.reward > 0
             for lane in np.flatnonzero(step.game_over).tolist():

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -183,14 +183,14 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self) -> tuple[dict[str, Tensor], int]:
-        """The newest online parameters and the step they belong to."""
+    def weights(self, networks: Literal["online", "target"]) -> tuple[dict[str, Tensor], int]:
+        """The newest parameters of these networks and the step they belong to."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             why = "it finished, but its weights are not here" if self.result else "train it first"
             raise UserError(f"{self.path} has no checkpoint: {why}")
-        self.verify_checkpoint(checkpoints[-1], "online")
-        return read_tensors(checkpoints[-1] / "online.safetensors"), int(checkpoints[-1].name)
+        self.verify_checkpoint(checkpoints[-1], networks)
+        return read_tensors(checkpoints[-1] / f"{networks}.safetensors"), int(checkpoints[-1].name)
 
     def verify_checkpoint(self, checkpoint: Path, *parts: str) -> dict[str, Any]:
         """Compare a checkpoint's state and parts (all that it lists, if none are named) with their digests.

@@ -124,6 +124,8 @@ def games_said(result: Mapping[str, Any]) -> str:
         said.append("all the same" if few == 1 else f"{few} different")
     if (epsilon := result.get("evaluation_epsilon")) is not None:
         said.append(f"epsilon {epsilon:g}")
+    if result.get("evaluated_networks") == "target":
+        said.append("target networks")
     return ", ".join(said)
 
 

@@ -58,7 +58,7 @@ class Training:
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
-        self.step_count = self.games = self.resets = 0
+        self.step_count = self.frames = self.games = self.resets = 0
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
@@ -107,7 +107,8 @@ class Training:
         self.rewarded_share += (
             (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
         )
-        self._count_games(step.reward, step.game_over)
+        self.frames += int(step.frames.sum())
+        self._count_games(step.score, step.game_over)
 
         if warm:
             self.regulate(measuring=vector_step % recipe.regulation.every == 0)
@@ -209,7 +210,7 @@ class Training:
             same["same_action_unrewarded"] = (means["same_action"] - both) / (1 - rewarded) if rewarded < 1 else None
         row: dict[str, Any] = {
             "step": self.step_count,
-            "frames": self.step_count * self.spec.frames_per_step,
+            "frames": self.frames,
             "updates": self.learner.updates,
             "samples": self.learner.updates * self.recipe.replay.batch,
             "games": self.games,
@@ -258,8 +259,8 @@ class Training:
             every=section.every, batch=section.batch, seed=self.recipe.seed, lanes=self.spec.lanes, gamma=gamma
         )
 
-    def _count_games(self, reward: np.ndarray, game_over: np.ndarray) -> None:
-        self.score += reward
+    def _count_games(self, score: np.ndarray, game_over: np.ndarray) -> None:
+        self.score += score
         self.game_steps += 1
         for lane in np.flatnonzero(game_over):
             self.games += 1
@@ -281,10 +282,11 @@ class Training:
         return computing(self.learner.ensemble, self.device)
 
     def agent(self) -> Agent:
-        """The agent as it is now."""
+        """The agent as it acts now."""
         learner = self.learner
+        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
         acting = acting_for(self.recipe, training=False)
-        return Agent(learner.ensemble, estimator_for(self.recipe), learner.online, self.spec, self.step_count, acting)
+        return Agent(learner.ensemble, estimator_for(self.recipe), params, self.spec, self.step_count, acting)
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""
@@ -312,6 +314,7 @@ class Training:
             },
             plain={
                 "step": self.step_count,
+                "frames": self.frames,
                 "updates": learner.updates,
                 "restarted": learner.restarted,
                 "games": self.games,
@@ -359,6 +362,8 @@ class Training:
             self.watch.restore({name: t.numpy() for name, t in tensors["monitor"].items()})
         self.learner.ceiling.fill_(self.ceiling.value if self.recipe.operator.ceiling != "none" else math.inf)
         self.step_count, learner.updates, self.games = plain["step"], plain["updates"], plain["games"]
+        # Checkpoints of older versions did not count the frames of unseen presses.
+        self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
         learner.restarted = plain.get("restarted", 0)
         self.recent = deque(plain["recent"], self.recent.maxlen)
@@ -394,12 +399,13 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "seed": recipe.seed,
         "protocol": recipe.protocol.name,
         "steps": training.step_count,
-        "frames": training.step_count * training.spec.frames_per_step,
+        "frames": training.frames,
         "updates": training.learner.updates,
         "games": training.games,
         "resets": training.resets,
         **scored(games, baseline),
         "evaluation_epsilon": recipe.evaluation.epsilon,
+        "evaluated_networks": recipe.explore.act_with,
         "training_return_10": mean_of_last(10, training.recent),
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
