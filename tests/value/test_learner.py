@@ -160,14 +160,23 @@ def test_the_reference_runs_and_its_reset_clears_what_the_librarys_does(
     reference: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"steps": 1000, "warmup": 940, "members": 2, "quantiles": 5, "hidden": 8, "threshold": 1.0}
-    agent = reference.train(reference.Options(**options))
+    agent = reference.train(reference.Options(**options, check_every=500))
     said = capsys.readouterr().out
-    assert "reset member 0 hidden, member 0 head, member 1 hidden, member 1 head" in said
     assert "return of the last 10 games" in said
+    assert "reset" not in said  # step 500 is still warm-up, and step 1,000 the last: its network is what is kept
+    assert all(adam.state for adam in agent.adam)
+    assert agent.regulate() == ["member 0 hidden", "member 0 head", "member 1 hidden", "member 1 head"]
     for online, target, adam in zip(agent.online, agent.target, agent.adam, strict=True):
         assert not adam.state  # every layer spiked at this threshold: no moments, no step counts are left
         for name, p in online.state_dict().items():
             assert torch.equal(p, target.state_dict()[name])
+
+
+def test_the_reference_resets_before_its_last_step(reference: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"steps": 120, "warmup": 40, "check_every": 30, "members": 2, "quantiles": 5, "hidden": 8}
+    reference.train(reference.Options(**options, threshold=1.0))
+    steps = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "reset" in line]
+    assert steps == ["60", "90"]
 
 
 @pytest.mark.parametrize("form", ["stacked", "loop"])
