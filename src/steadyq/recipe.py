@@ -50,11 +50,17 @@ Owners = dict[str, tuple[str, tuple[str, ...]]]
 """For a field that not every kind has: the switch that decides, and its values that have the field."""
 
 
+def has(section: Any, name: str) -> bool:
+    """Whether the section's kind has the field."""
+    switch, kinds = section.owners.get(name, ("", ()))
+    return not switch or getattr(section, switch) in kinds
+
+
 def refuse_foreign(section: Any, prefix: str) -> None:
     """Raise if a field is set that the section's kind does not have: it would be ignored."""
     for name, (switch, kinds) in section.owners.items():
         value, chosen = getattr(section, name), getattr(section, switch)
-        if chosen not in kinds and value != _default(section, name):
+        if not has(section, name) and value != _default(section, name):
             have = " and ".join(kinds)
             raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} has it")
 
