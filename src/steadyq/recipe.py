@@ -514,6 +514,16 @@ class Recipe:
         ]
 
 
+def switches(recipe: Recipe) -> set[str]:
+    """The dotted names of fields that decide which others there are."""
+    sections = {name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)}
+    return {
+        f"{name}.{switch}"
+        for name, section in sections.items()
+        for switch, _ in getattr(section, "owners", {}).values()
+    }
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted names."""
     flat: dict[str, Any] = {}
@@ -576,6 +586,9 @@ def _merge(section: T, changes: Mapping[str, Any], prefix: str) -> T:
             values[name] = _merge(current, value, f"{prefix}{name}.")
         else:
             values[name] = coerce(value, hints[name], prefix + name)
+    for name, (switch, kinds) in getattr(section, "owners", {}).items():
+        if switch in values and values[switch] not in kinds and name not in values:
+            values[name] = _default(section, name)  # a new kind leaves behind what only the old one had
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
