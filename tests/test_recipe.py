@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from steadyq import UserError, presets
+from steadyq.cli.options import with_kinds
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
-from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, flatten, has
+from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, flatten, has, switches
 from steadyq.schedule import Schedule
 
 BASE = presets.steady("CartPole-v1")
@@ -279,6 +280,32 @@ def test_quantiles_of_a_scalar_are_refused_in_one_line() -> None:
     assert str(error.value) == ("estimator.quantiles 7 contradicts estimator.kind scalar: only quantile has it")
     with pytest.raises(UserError, match=r"recycle contradicts regulation.trigger spike: it redraws dormant units"):
         BASE.override({"regulation.intervention": "recycle"})
+
+
+def test_another_kind_leaves_behind_what_only_the_old_one_had() -> None:
+    """The presets' quantiles do not stand in the way of a scalar, while those that are asked for with it do."""
+    assert BASE.estimator.quantiles == 21
+    scalar = BASE.override({"estimator.kind": "scalar"})
+    assert scalar.estimator == EstimatorSection(kind="scalar")
+    spiking = BASE.override({"regulation.threshold": 3.0})
+    periodic = spiking.override({"regulation.trigger": "periodic", "regulation.period": 7})
+    assert (periodic.regulation.threshold, periodic.regulation.period) == (6.0, 7)
+    assert spiking.override({"regulation.intervention": "none"}).regulation.threshold == 3.0  # it still has it
+    with pytest.raises(UserError, match=r"estimator.quantiles 7 contradicts estimator.kind scalar"):
+        BASE.override({"estimator.kind": "scalar", "estimator.quantiles": 7})
+    assert switches(BASE) >= {"estimator.kind", "regulation.trigger", "regulation.intervention", "ensemble.act"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--estimator.kind", "scalar"], ["--estimator.kind=scalar", "--regulation.trigger", "periodic"]]
+)
+def test_the_command_line_chooses_another_kind_with_one_option(words: list[str]) -> None:
+    chosen = with_kinds(BASE, words)
+    assert chosen.estimator == EstimatorSection(kind="scalar")
+    assert chosen.regulation.trigger == ("periodic" if len(words) == 3 else "spike")
+    assert with_kinds(BASE, ["--steps", "3", "--estimator.quantiles", "7"]) == with_kinds(BASE, []) == BASE
+    with pytest.raises(UserError, match=r"estimator.kind cannot be 'scaler': did you mean 'scalar'"):
+        with_kinds(BASE, ["--estimator.kind", "scaler"])
 
 
 # -- layouts of the file ----------------------------------------------------------------------------------------------
