@@ -274,7 +274,8 @@ def train(options: Options) -> Agent:
                 index, weight = replay.sample(rng.random(options.batch))  # line 9
                 loss = agent.update(replay.batch(index, weight), derangement(options.members, rng))
                 replay.update(index, loss)
-            if t % options.check_every == 0 and (reset := agent.regulate()):
+            # Not at the last step: what is reset then would never learn again.
+            if t % options.check_every == 0 and t < options.steps and (reset := agent.regulate()):
                 print(f"step {t:7,}  reset {', '.join(reset)}")
         if t % 1000 == 0:
             mean = f"{np.mean(recent):8.2f}" if recent else "       -"

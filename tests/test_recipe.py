@@ -1,13 +1,22 @@
 """Recipes: TOML round trips, messages for what cannot work, and the paper's hyper-parameter tables."""
 
 import dataclasses
+import tarfile
+import tomllib
+import typing
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steadyq import UserError, presets
+from steadyq.cli.options import with_kinds
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
-from steadyq.recipe import OperatorSection, Recipe, flatten
+from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, flatten, has, switches
+from steadyq.schedule import Schedule
 
 BASE = presets.steady("CartPole-v1")
 ENVS = ("CartPole-v1", "MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
@@ -166,6 +175,237 @@ def test_other_contradictions() -> None:
     BASE.override({**early, "replay.warmup": 320})
 
 
+# -- schedules, and fields that a kind does not have -----------------------------------------------------------------
+
+
+def test_schedules_are_values_of_a_recipe_and_come_back_from_its_toml() -> None:
+    changes = {
+        "replay.n_step": "10 -> 3 exponential 10000 updates",
+        "optim.gamma": "0.97->0.997 exponential 10_000 updates",
+        "optim.rate": "1e-4 -> 1e-05 linear 5000 steps",
+        "explore.epsilon": "1 -> 0 linear 2001 steps after 2000",
+    }
+    recipe = BASE.override(changes)
+    assert recipe.optim.gamma == "0.97 -> 0.997 exponential 10000 updates"  # in its one form
+    assert recipe.replay.largest_n == 10
+    again = Recipe.from_toml(recipe.to_toml())
+    assert again == recipe
+    assert again.override(changes) == again
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [("3", 3), (3, 3), ("0.5", 0.5), (0.1 + 0.2, 0.1 + 0.2), ("1e-3", 1e-3), (1, 1)]
+)
+def test_a_scheduled_field_may_be_a_plain_number_and_stays_one(value: object, kept: float) -> None:
+    name = "replay.n_step" if kept == 3 else "explore.epsilon"
+    recipe = BASE.override({name: value})
+    found = flatten(recipe.to_dict())[name]
+    assert found == kept
+    assert type(found) is type(kept)
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+
+
+@pytest.mark.parametrize("name", ["replay.n_step", "optim.gamma", "optim.rate", "explore.epsilon"])
+@pytest.mark.parametrize("value", ["fast", "1 -> 0 cosine 9 steps", True, None, [1]])
+def test_what_is_no_schedule_is_named_with_its_field(name: str, value: object) -> None:
+    with pytest.raises(UserError) as error:
+        BASE.override({name: value})
+    assert str(error.value).startswith(f"{name} must be a number")
+    assert "\n" not in str(error.value)
+
+
+def test_room_is_kept_for_the_largest_n_of_a_schedule() -> None:
+    lanes = {"protocol.lanes": 16, "replay.warmup": 319}
+    with pytest.raises(UserError, match=r"replay.warmup 319 ends before the first 20-step transition of 16 lanes"):
+        BASE.override({**lanes, "replay.n_step": "2 -> 20 linear 9 steps"})
+    BASE.override({**lanes, "replay.n_step": "2 -> 19 linear 9 steps"})
+
+
+def other(section: Any, name: str) -> Any:
+    """A value that the field may have, other than its default."""
+    default, hint = getattr(type(section)(), name), typing.get_type_hints(type(section))[name]
+    if typing.get_origin(hint) is typing.Literal:
+        return next(choice for choice in typing.get_args(hint) if choice != default)
+    if isinstance(default, tuple):
+        return tuple(2 if part != 2 else 1 for part in default)
+    return default + 1 if isinstance(default, int) else default * 0.8 + 0.03
+
+
+SECTIONS = {
+    field.name: field.default_factory
+    for field in dataclasses.fields(Recipe)
+    if isinstance(field.default_factory, type) and hasattr(field.default_factory, "owners")
+}
+NEEDED = {"recycle": {"trigger": "dormant"}}  # what a choice must come with
+FOREIGN = [
+    (section, name, switch, chosen)
+    for section, kind in SECTIONS.items()
+    for name, (switch, kinds) in kind.owners.items()
+    for chosen in typing.get_args(typing.get_type_hints(kind)[switch])
+    if chosen not in kinds
+]
+
+
+@pytest.mark.parametrize(("section", "name", "switch", "chosen"), FOREIGN)
+def test_a_field_that_the_kind_does_not_have_is_refused(section: str, name: str, switch: str, chosen: str) -> None:
+    kind = SECTIONS[section]
+    plain = {switch: chosen, **NEEDED.get(chosen, {})}
+    kind(**plain)  # what is refused below is the field alone
+    value = other(kind(), name)
+    with pytest.raises(
+        UserError, match=rf"^{section}.{name} .* contradicts {section}.{switch} {chosen}: only .* has it"
+    ):
+        kind(**plain, **{name: value})
+    assert has(kind(), name) == (getattr(kind(), switch) in kind.owners[name][1])
+    owner = kind.owners[name][1][0]
+    kind(**{switch: owner, **NEEDED.get(owner, {}), name: value})  # and its owner has it
+
+
+def test_every_section_of_an_axis_says_which_kind_has_which_field() -> None:
+    assert {"estimator", "regulation", "ensemble"} <= SECTIONS.keys()
+    for kind in SECTIONS.values():
+        known = {field.name for field in dataclasses.fields(kind)}
+        for name, (switch, kinds) in kind.owners.items():
+            assert {name, switch} <= known
+            assert set(kinds) <= set(typing.get_args(typing.get_type_hints(kind)[switch]))
+    # Of an estimator nothing is common to all kinds but the kind itself.
+    assert {field.name for field in dataclasses.fields(SECTIONS["estimator"])} == {
+        "kind", *SECTIONS["estimator"].owners
+    }  # fmt: skip
+
+
+def test_quantiles_of_a_scalar_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError) as error:
+        presets.dqn("CartPole-v1", **{"estimator.quantiles": 7})
+    assert str(error.value) == ("estimator.quantiles 7 contradicts estimator.kind scalar: only quantile has it")
+    with pytest.raises(UserError, match=r"recycle contradicts regulation.trigger spike: it redraws dormant units"):
+        BASE.override({"regulation.intervention": "recycle"})
+
+
+def test_another_kind_leaves_behind_what_only_the_old_one_had() -> None:
+    """The presets' quantiles do not stand in the way of a scalar, while those that are asked for with it do."""
+    assert BASE.estimator.quantiles == 21
+    scalar = BASE.override({"estimator.kind": "scalar"})
+    assert scalar.estimator == EstimatorSection(kind="scalar")
+    spiking = BASE.override({"regulation.threshold": 3.0})
+    periodic = spiking.override({"regulation.trigger": "periodic", "regulation.period": 7})
+    assert (periodic.regulation.threshold, periodic.regulation.period) == (6.0, 7)
+    assert spiking.override({"regulation.intervention": "none"}).regulation.threshold == 3.0  # it still has it
+    with pytest.raises(UserError, match=r"estimator.quantiles 7 contradicts estimator.kind scalar"):
+        BASE.override({"estimator.kind": "scalar", "estimator.quantiles": 7})
+    assert switches(BASE) >= {"estimator.kind", "regulation.trigger", "regulation.intervention", "ensemble.act"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--estimator.kind", "scalar"], ["--estimator.kind=scalar", "--regulation.trigger", "periodic"]]
+)
+def test_the_command_line_chooses_another_kind_with_one_option(words: list[str]) -> None:
+    chosen = with_kinds(BASE, words)
+    assert chosen.estimator == EstimatorSection(kind="scalar")
+    assert chosen.regulation.trigger == ("periodic" if len(words) == 3 else "spike")
+    assert with_kinds(BASE, ["--steps", "3", "--estimator.quantiles", "7"]) == with_kinds(BASE, []) == BASE
+    with pytest.raises(UserError, match=r"estimator.kind cannot be 'scaler': did you mean 'scalar'"):
+        with_kinds(BASE, ["--estimator.kind", "scaler"])
+
+
+# -- layouts of the file ----------------------------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def stored_recipes() -> Iterator[tuple[str, str]]:
+    """Every recipe that was ever committed with results: in folders, and in archives of folders."""
+    for file in sorted(RESULTS.rglob("recipe.toml")):
+        yield str(file.relative_to(RESULTS)), file.read_text()
+    for file in sorted(RESULTS.rglob("*.tar*")):
+        with tarfile.open(file) as archive:
+            for member in archive:
+                if member.name.endswith("recipe.toml"):
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    yield f"{file.name}/{member.name}", content.read().decode()
+
+
+def test_every_recipe_ever_stored_still_reads_and_comes_back() -> None:
+    count = 0
+    for name, text in stored_recipes():
+        old = tomllib.loads(text)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            recipe = Recipe.from_toml(text)
+        messages = [str(warning.message) for warning in said if warning.category is Upgraded]
+        if old.get("layout", 1) == 1:
+            renamed = "explore.start, explore.end, explore.decay_steps became explore.epsilon"
+            assert messages == [f"recipe of an older layout: {renamed}"], name
+            epsilon, explore = Schedule.of(recipe.explore.epsilon), old["explore"]
+            assert (epsilon.start, epsilon.end, epsilon.over) == (
+                explore["start"], explore["end"], explore["decay_steps"],
+            ), name  # fmt: skip
+        else:
+            assert messages == [], name
+        new = flatten(recipe.to_dict())
+        gone = {"explore.start", "explore.end", "explore.decay_steps", "layout"}
+        for field, value in flatten(old).items():
+            section, _, leaf = field.rpartition(".")
+            foreign = section in SECTIONS and not has(getattr(recipe, section), leaf)
+            if field not in gone and not foreign:
+                assert new[field] == (tuple(value) if isinstance(value, list) else value), (name, field)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert Recipe.from_toml(recipe.to_toml()) == recipe, name
+        count += 1
+    assert count >= 148
+
+
+OLD = """
+env = "CartPole-v1"
+[protocol]
+name = "gymnasium"
+"""
+
+
+@pytest.mark.parametrize(
+    ("explore", "epsilon", "said"),
+    [
+        (
+            "start = 0.5\nend = 0.1\ndecay_steps = 40",
+            "0.5 -> 0.1 linear 40 steps",
+            "start, explore.end, explore.decay_steps",
+        ),
+        ("decay_steps = 40", "1 -> 0.01 linear 40 steps", "decay_steps"),
+        ("end = 0.5", "1 -> 0.5 linear 2001 steps", "end"),
+        ("start = 0.2\nend = 0.2\ndecay_steps = 40", 0.2, "start, explore.end, explore.decay_steps"),
+    ],
+)
+def test_epsilon_of_an_older_layout_is_renamed_with_a_line(explore: str, epsilon: object, said: str) -> None:
+    with pytest.warns(Upgraded, match=f"^recipe of an older layout: explore.{said} became explore.epsilon$"):
+        recipe = Recipe.from_toml(f"{OLD}[explore]\n{explore}\n")
+    assert recipe.explore.epsilon == epsilon
+
+
+def test_fields_that_an_older_layout_kept_without_having_them_are_dropped() -> None:
+    """Recipes of scalar agents named their quantiles; they never did anything."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing was renamed
+        recipe = Recipe.from_toml(
+            f'{OLD}[estimator]\nkind = "scalar"\nquantiles = 21\nreduction = "sum"\nkappa = 2.0\n'
+        )
+    assert recipe.estimator == EstimatorSection(kind="scalar", kappa=2.0)
+    with pytest.raises(UserError, match=r"estimator.quantiles 21 contradicts estimator.kind scalar"):
+        Recipe.from_toml(f'layout = 2\n{OLD}[estimator]\nkind = "scalar"\nquantiles = 21\n')
+
+
+@pytest.mark.parametrize("layout", ["0", "3", '"2"', "1.5"])
+def test_an_unknown_layout_is_refused(layout: str) -> None:
+    with pytest.raises(UserError, match=r"^a recipe of layout .* is not one of this version, which reads 1 and 2$"):
+        Recipe.from_toml(f"layout = {layout}\n{OLD}")
+
+
+def test_an_older_field_in_a_new_layout_is_unknown() -> None:
+    with pytest.raises(UserError, match=r"unknown option explore.decay_steps"):
+        Recipe.from_toml(f"layout = {LAYOUT}\n{OLD}[explore]\ndecay_steps = 3\n")
+
+
 HEAD = 'env = "CartPole-v1"\n[protocol]\nname = "gymnasium"\n'
 BROKEN = [
     ("env = ", "not a recipe: "),
@@ -270,5 +510,12 @@ def test_rows_follow_the_recipe() -> None:
     dqn = dict(row for _, rows in hyperparameter_rows(recipe_for("dqn", "CartPole-v1")) for row in rows)
     assert dqn["Parameter reset threshold"] == "no resets"
     assert dqn["Number of quantiles"] == "none (scalar)"
+    assert dqn["Huber parameter kappa"] == "1"
+    c51 = dict(row for _, rows in hyperparameter_rows(recipe_for("c51", "CartPole-v1")) for row in rows)
+    assert c51["Number of quantiles"] == c51["Huber parameter kappa"] == "none (categorical)"
+    redo = dict(row for _, rows in hyperparameter_rows(recipe_for("redo", "CartPole-v1")) for row in rows)
+    assert redo["Parameter reset threshold"] == "none (dormant recycle)"
+    maxmin = dict(row for _, rows in hyperparameter_rows(recipe_for("maxmin_dqn", "CartPole-v1")) for row in rows)
+    assert (maxmin["Operator"], maxmin["Ensemble size"]) == ("maxmin", "4")
     hard = presets.dqn("CartPole-v1", **{"optim.hard_copy_every": 500})
     assert ("Hard target copy every", "500 updates") in hyperparameter_rows(hard)[0][1]

@@ -50,11 +50,17 @@ Owners = dict[str, tuple[str, tuple[str, ...]]]
 """For a field that not every kind has: the switch that decides, and its values that have the field."""
 
 
+def has(section: Any, name: str) -> bool:
+    """Whether the section's kind has the field."""
+    switch, kinds = section.owners.get(name, ("", ()))
+    return not switch or getattr(section, switch) in kinds
+
+
 def refuse_foreign(section: Any, prefix: str) -> None:
     """Raise if a field is set that the section's kind does not have: it would be ignored."""
     for name, (switch, kinds) in section.owners.items():
         value, chosen = getattr(section, name), getattr(section, switch)
-        if chosen not in kinds and value != _default(section, name):
+        if not has(section, name) and value != _default(section, name):
             have = " and ".join(kinds)
             raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} has it")
 
@@ -517,6 +523,16 @@ class Recipe:
         ]
 
 
+def switches(recipe: Recipe) -> set[str]:
+    """The dotted names of fields that decide which others there are."""
+    sections = {name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)}
+    return {
+        f"{name}.{switch}"
+        for name, section in sections.items()
+        for switch, _ in getattr(section, "owners", {}).values()
+    }
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted names."""
     flat: dict[str, Any] = {}
@@ -579,6 +595,9 @@ def _merge(section: T, changes: Mapping[str, Any], prefix: str) -> T:
             values[name] = _merge(current, value, f"{prefix}{name}.")
         else:
             values[name] = coerce(value, hints[name], prefix + name)
+    for name, (switch, kinds) in getattr(section, "owners", {}).items():
+        if switch in values and values[switch] not in kinds and name not in values:
+            values[name] = _default(section, name)  # a new kind leaves behind what only the old one had
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 

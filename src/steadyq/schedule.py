@@ -84,6 +84,12 @@ class Schedule:
     def __str__(self) -> str:
         """As it stands in a recipe."""
         if self.constant:
-            return f"{self.end:g}"
+            return _digits(self.end)
         after = f" after {self.after}" if self.after else ""
-        return f"{self.start:g} -> {self.end:g} {self.shape} {self.over} {self.unit}{after}"
+        return f"{_digits(self.start)} -> {_digits(self.end)} {self.shape} {self.over} {self.unit}{after}"
+
+
+def _digits(value: float) -> str:
+    """As short as can be without another number coming back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

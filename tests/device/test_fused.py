@@ -202,3 +202,59 @@ def test_adam_is_the_published_rule_per_member() -> None:
             leaf.grad = grad[member] * s["scale"][member]
             theirs.step()
         torch.testing.assert_close(s["param"][member], leaf.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("steps", ["by tensor", "by parameter"])
+@pytest.mark.parametrize("decaying", [False, True])
+@pytest.mark.parametrize("active", [None, [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+def test_adam_with_members_at_rest_decay_and_steps_of_each_parameter_equals_its_plain_text(
+    active: list[float] | None, decaying: bool, steps: str, dtype: torch.dtype
+) -> None:
+    size = 3 * adam.BLOCK
+    mine, plain = (state(2, size, dtype) for _ in range(2))
+    before = {name: t.clone() for name, t in mine.items()}
+    step = torch.tensor([[1.0, 5.0], [7.0, 2.0]])
+    if steps == "by parameter":
+        step = torch.randint(1, 9, (2, size), generator=torch.Generator().manual_seed(0)).float()
+    extra = {
+        "step": step,
+        "segment": torch.tensor([0, 1, 1], dtype=torch.int32),
+        "active": None if active is None else torch.tensor(active),
+        "decay": torch.tensor([0.3, 0.0]) if decaying else None,
+    }
+    for s, run in ((mine, adam.adam_), (plain, adam.adam_reference_)):
+        run(**s, **extra)  # type: ignore[arg-type]
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, plain[name], rtol=2e-6 if tensor.dtype == torch.float32 else 2e-3, atol=1e-6)
+    for member in range(2):
+        rests = active is not None and active[member] == 0
+        for name in ("param", "mean", "square"):
+            assert torch.equal(mine[name][member], before[name][member]) == rests, (name, member)
+        # The target follows either way, and both copies show what they are copies of.
+        torch.testing.assert_close(
+            mine["target"][member], before["target"][member].lerp(mine["param"][member], 0.005), rtol=1e-5, atol=1e-6
+        )
+        torch.testing.assert_close(mine["shadow"][member], mine["param"][member].to(dtype))
+        torch.testing.assert_close(mine["target_shadow"][member], mine["target"][member].to(dtype))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_adam_with_decay_is_adamw_per_tensor(own: bool) -> None:
+    """Two tensors of one buffer, the first of which decays, against torch.optim.AdamW."""
+    size, half = 2 * adam.BLOCK, adam.BLOCK
+    s = state(1, size, torch.float32)
+    s["mean"].zero_()
+    s["square"].zero_()
+    leaves = [s["param"][0, :half].clone().requires_grad_(), s["param"][0, half:].clone().requires_grad_()]
+    groups = [{"params": leaves[:1], "weight_decay": 0.3}, {"params": leaves[1:], "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, lr=0.01)
+    segment, decay = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0.3, 0.0])
+    for t in range(1, 5):
+        s["grad"] = torch.randn(1, size, generator=torch.Generator().manual_seed(t))
+        step = torch.full((1, size if own else 2), float(t))
+        adam.adam_(**s, step=step, segment=segment, decay=decay)
+        for leaf, part in zip(leaves, (s["grad"][0, :half], s["grad"][0, half:]), strict=True):
+            leaf.grad = part * s["scale"][0]
+        theirs.step()
+    torch.testing.assert_close(s["param"][0], torch.cat([leaf.detach() for leaf in leaves]), rtol=1e-5, atol=2e-6)

@@ -107,6 +107,26 @@ class World:
             for own in (seen, self.stack.observation):
                 np.testing.assert_array_equal(own[lane].numpy(), self.stacked(self.shown[lane]))
 
+    def check_horizon(self, horizon: int, gamma: float) -> None:
+        """Compare every sampleable transition with the lists, at an n below the largest."""
+        index = self.ring.priorities.mass.nonzero().squeeze(1)
+        stamp = self.ring.priorities.stamp[index]
+        batch = self.ring.gather(index, torch.ones(len(index)), stamp, drawn(horizon, gamma))
+        at = {past.number: (lane, place) for lane, pasts in enumerate(self.lanes) for place, past in enumerate(pasts)}
+        for row, number in enumerate(batch.action.tolist()):
+            lane, place = at[number]
+            reward, discount = 0.0, 1.0
+            for past in self.lanes[lane][place : place + horizon]:
+                reward += discount * past.reward
+                discount *= gamma
+                if past.ended:
+                    break
+            assert float(batch.reward[row]) == pytest.approx(reward, abs=1e-5)
+            assert float(batch.discount[row]) == pytest.approx(0.0 if past.terminated else discount)
+            if not past.terminated:
+                np.testing.assert_array_equal(batch.next_observation[row].numpy(), past.next_observation)
+            assert bool(batch.rewarded[row]) == (self.lanes[lane][place].reward > 0)
+
     def complete(self, lane: int, place: int) -> bool:
         window = self.lanes[lane][place : place + self.n]
         return len(window) == self.n or any(past.ended for past in window)
@@ -241,3 +261,56 @@ def test_samples_carry_weights_stamps_and_indices_that_update_accepts() -> None:
     world.ring.priorities.update(batch.index, batch.stamp, torch.full((16,), 5.0))
     assert gone.any()
     assert (world.ring.priorities.mass[gone] == 0).all()
+
+
+@pytest.mark.parametrize("largest", [3, 5])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_smaller_n_is_read_from_the_same_ring_at_any_time(lanes: int, largest: int) -> None:
+    """Over wrap-arounds, truncations, life losses and seams, with every n and a discount of its own."""
+    world = World(spec_of(lanes, 2), capacity=13 * lanes, n=largest, seed=lanes + largest)
+    compared = 0
+    for step in range(80):
+        world.play()
+        for horizon in range(1, largest + 1):
+            world.check_horizon(horizon, gamma=0.5 + 0.07 * horizon)
+            compared += 1
+        assert step < 40 or world.ring.wrapped
+    assert compared == 80 * largest
+
+
+def test_the_largest_n_is_the_default_reading_and_a_larger_one_is_cut_to_it() -> None:
+    world = World(spec_of(1, 1), capacity=20, n=3, seed=4)
+    for _ in range(30):
+        world.play()
+    index = world.ring.priorities.mass.nonzero().squeeze(1)
+    stamp, ones = world.ring.priorities.stamp[index], torch.ones(len(index))
+    three, nine, one = (world.ring.gather(index, ones, stamp, drawn(n)) for n in (3, 9, 1))
+    assert torch.equal(three.reward, nine.reward)
+    assert torch.equal(three.discount, nine.discount)
+    assert not torch.equal(three.reward, one.reward)
+    assert torch.equal(one.reward, world.ring.reward[index])
+
+
+def test_an_action_is_rewarded_by_its_own_reward_alone() -> None:
+    ring = Ring(spec_of(1, 1, shape=(1,)), 20, steps=3, sampling=Sampling())
+    no, frame = np.zeros(1, bool), np.zeros((1, 1), np.float32)
+    ring.begin(frame)
+    for number, reward in enumerate([0.0, 5.0, -9.0, 1.0, 0.0]):
+        ring.add(np.array([number]), np.array([reward]), Step(frame, np.array([reward]), no, no, no, frame))
+    index = ring.priorities.mass.nonzero().squeeze(1)
+    batch = ring.gather(index, torch.ones(3), torch.zeros(3), drawn(3, 1.0))
+    assert batch.reward.tolist() == [-4.0, -3.0, -8.0]
+    assert batch.rewarded.tolist() == [False, True, False]
+
+
+def test_uniform_draws_ignore_priorities_and_carry_no_weight() -> None:
+    world = World(spec_of(1, 1), capacity=40, ends=0.0, seed=2)
+    for _ in range(40):
+        world.play()
+    kept = world.ring.priorities.mass.nonzero().squeeze(1)
+    world.ring.priorities.update(kept[:1], world.ring.priorities.stamp[kept[:1]], torch.tensor([1e6]))
+    batch = world.ring.uniformly(20_000, np.random.default_rng(0), drawn(1))
+    share = torch.bincount(batch.index, minlength=len(world.ring.priorities.mass))[kept] / 20_000
+    assert share.sum() == 1.0
+    torch.testing.assert_close(share, torch.full((len(kept),), 1 / len(kept)), rtol=0, atol=0.01)
+    assert batch.weight.eq(1).all()

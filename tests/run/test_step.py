@@ -81,6 +81,41 @@ RECIPES = {
     "CartPole, double_dqn, hard copies": presets.double_dqn("CartPole-v1").override(
         {**SCALAR, "steps": 300, "network.hidden": (16,), "ensemble.members": 1, "optim.hard_copy_every": 50}
     ),
+    "CartPole, one member a game, some learn, scheduled resets": cartpole(
+        **{
+            "protocol.lanes": 2,
+            "ensemble.members": 3,
+            "ensemble.act": "member",
+            "ensemble.learn": "some",
+            "replay.n_step": "3 -> 1 exponential 40 updates",
+            "optim.gamma": "0.9 -> 0.99 exponential 40 updates",
+            "optim.rate": "0.001 -> 0.0001 linear 40 updates",
+            "optim.decay": 0.1,
+            "explore.epsilon": "1 -> 0.1 linear 60 updates after 5",
+            "regulation.threshold": 6.0,  # the default: a period has no threshold
+            "regulation.trigger": "periodic",
+            "regulation.period": 30,
+            "regulation.last": 60,
+            "regulation.intervention": "shrink_perturb",
+            "regulation.target": "own",
+        }
+    ),
+    "CartPole, redo": presets.redo("CartPole-v1").override(
+        {**SCALAR, "regulation.threshold": 6.0, "steps": 300, "network.hidden": (16, 16), "ensemble.members": 1}
+    ),
+    "MinAtar, c51, augmented": presets.c51("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "replay.shift": 1,
+            "replay.intensity": 0.05,
+            "ensemble.members": 2,
+            "ensemble.learn": "one",
+            "ensemble.act": "optimistic",
+        }
+    ),
     "MinAtar, sticky": minatar(),
     "Atari": atari(),
 }
@@ -531,3 +566,149 @@ def test_layers_are_measured_at_their_own_pace_once_learning_has_begun(tmp_path:
     for _ in range(130):
         training.step()
     assert [event["step"] for event in RunFolder(tmp_path).events() if event["event"] == "spikes"] == [90, 120]
+
+
+# -- regulation, acting and schedules within the loop ---------------------------------------------------------------
+
+
+def resets_of(path: Path) -> list[dict[str, Any]]:
+    return [event for event in RunFolder(path).events() if event["event"] == "reset"]
+
+
+def test_nothing_is_touched_at_the_last_step_and_the_measurement_is_still_logged(tmp_path: Path) -> None:
+    recipe = cartpole(**{"steps": 120, "regulation.threshold": 1.0})
+    training = started(recipe, tmp_path)
+    while training.step_count < 119:
+        training.step()
+    training.step()
+    measured = [event["step"] for event in RunFolder(tmp_path).events() if event["event"] == "spikes"]
+    assert measured == [90, 120]
+    assert {event["step"] for event in resets_of(tmp_path)} == {90}
+    assert training.resets == len(resets_of(tmp_path)) == 6  # two members, three layers
+    # 30 steps of learning, every second one, have gone into every parameter since.
+    assert all((step == 15).all() for step in training.learner.adam.step.values())
+
+
+def test_scheduled_resets_come_by_updates_restart_the_schedules_and_end(tmp_path: Path) -> None:
+    """Two updates a step from step 65 on; a period of 20 updates, the last at 40 of them."""
+    changes = {
+        "replay.every": 1,
+        "replay.ratio": 2,
+        "replay.n_step": "5 -> 1 linear 10 updates",
+        "regulation.threshold": 6.0,
+        "regulation.trigger": "periodic",
+        "regulation.period": 20,
+        "regulation.last": 40,
+        "regulation.every": 1000,
+        "regulation.intervention": "shrink_perturb",
+        "regulation.encoder": 0.25,
+    }
+    training = started(cartpole(**changes), tmp_path)
+    horizons: dict[int, list[int]] = {}
+    update = training.learner.update
+
+    def spy(batch: Any, draw: Any) -> Any:
+        horizons.setdefault(training.step_count, []).append(int(draw.horizon))
+        return update(batch, draw)
+
+    training.learner.update = spy  # type: ignore[method-assign]
+    while training.step_count < 100:
+        training.step()
+    events = [(event["step"], event["scope"], event["strength"]) for event in resets_of(tmp_path)]
+    assert events == [(74, "encoder", 0.25), (74, "head", 1.0), (84, "encoder", 0.25), (84, "head", 1.0)]
+    assert all(event["kind"] == "shrink_perturb" and event["trigger"] == "periodic" for event in resets_of(tmp_path))
+    assert not any("member" in event or "layer" in event for event in resets_of(tmp_path))
+    assert training.learner.since_restart == training.learner.updates - 40 == 32
+    # round(5 - 0.4 t) in updates since a reset: two of them at each step, and 5 again in the step after one.
+    falling = [[5, 5], [4, 4], [3, 3], [3, 2], [2, 1]] + [[1, 1]] * 5
+    assert [horizons[step] for step in range(65, 75)] == falling
+    assert [horizons[step] for step in range(75, 85)] == falling
+    assert [horizons[step] for step in range(85, 95)] == falling
+    assert horizons[100] == [1, 1]
+
+
+def test_dormant_units_are_recycled_within_a_run(tmp_path: Path) -> None:
+    recipe = presets.redo("CartPole-v1").override(
+        {**SCALAR, "regulation.threshold": 6.0, "ensemble.members": 1, "network.hidden": (16, 16), "steps": 200}
+    )
+    training = started(recipe, tmp_path)
+    learner = training.learner
+    while training.step_count < 89:
+        training.step()
+    learner.online["fc2.bias"][0, 5] = -100.0  # never on again
+    assert float(training.unit_scores()["fc2"][0, 5]) == 0.0
+    target = {name: p.clone() for name, p in learner.target.items()}
+    training.step()
+    reset = next(event for event in resets_of(tmp_path) if event["layer"] == "fc2")
+    assert reset == {
+        "event": "reset", "step": 90, "kind": "recycle", "trigger": "dormant", "scope": "layer", "member": 0,
+        "layer": "fc2", "strength": 1.0, "units": reset["units"],
+    }  # fmt: skip
+    assert reset["units"] >= 1
+    assert float(learner.online["fc2.bias"][0, 5]) == 0.0
+    assert not learner.online["head.weight"][0, :, 5].any()
+    assert not learner.adam.step["fc2.weight"][0, 5].any()
+    assert learner.adam.step["fc2.weight"].any()
+    changed = (learner.target["fc2.bias"] - target["fc2.bias"]).abs().max()
+    assert float(learner.target["fc2.bias"][0, 5]) != 0.0  # the target follows by its own steps
+    assert changed < 1
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_one_member_acts_for_a_whole_game_and_is_drawn_when_one_begins(lanes: int, tmp_path: Path) -> None:
+    recipe = cartpole(
+        **{"ensemble.members": 50, "ensemble.act": "member", "protocol.lanes": lanes, "replay.warmup": 200}
+    )
+    training = started(recipe, tmp_path)
+    members = [training.member.tolist()]
+    while training.step_count < 190:
+        training.step()
+        members.append(training.member.tolist())
+    games = [event for event in RunFolder(tmp_path).events() if event["event"] == "game"]
+    ended = {(event["step"] // lanes, event["lane"]) for event in games}
+    changed = {
+        (step, lane)
+        for step in range(1, len(members))
+        for lane in range(lanes)
+        if members[step][lane] != members[step - 1][lane]
+    }
+    assert changed <= ended
+    assert len(changed) >= len(ended) - 2  # of 50 members the same one is rarely drawn again
+    assert len(ended) > 3
+    assert len({member for row in members for member in row}) > 3
+    # The values are that member's own.
+    q = training.learner.values(training.learner.online, training.ring.observation(training.ring.open_slots)).q
+    own = torch.stack([q[member, lane] for lane, member in enumerate(members[-1])])
+    torch.testing.assert_close(training.act_values(), own)
+    # A continued run goes on with the member that its game drew.
+    saved = training.checkpoint()
+    twin = Training(recipe, begin(RunFolder(tmp_path / "other"), recipe))
+    twin.restore(saved)
+    assert twin.member.tolist() == members[-1]
+    assert torch.equal(twin.act_values(), training.act_values())
+
+
+@pytest.mark.parametrize("act", ["mean", "minimum", "member", "optimistic"])
+def test_the_ensemble_acts_as_its_recipe_says(act: str, tmp_path: Path) -> None:
+    training = started(cartpole(**{"ensemble.act": act, "ensemble.members": 4}), tmp_path)
+    q = training.learner.values(training.learner.online, training.ring.observation(training.ring.open_slots)).q
+    values = {
+        "mean": q.mean(0),
+        "minimum": q.amin(0),
+        "member": q[training.member, torch.arange(1)],
+        "optimistic": q.mean(0) + q.std(0, correction=0),
+    }
+    torch.testing.assert_close(training.act_values(), values[act])
+    assert not any(torch.equal(values[act], other) for name, other in values.items() if name != act)
+    # What only explores is left out of the evaluation.
+    observation = training.ring.observation(training.ring.open_slots)
+    torch.testing.assert_close(training.agent().q(observation), values["minimum" if act == "minimum" else "mean"])
+
+
+def test_the_target_networks_act_where_the_recipe_says_so(tmp_path: Path) -> None:
+    training = started(cartpole(**{"explore.act_with": "target"}), tmp_path)
+    training.learner.target["head.bias"] += 3.0
+    observation = training.ring.observation(training.ring.open_slots)
+    torch.testing.assert_close(
+        training.act_values(), training.learner.values(training.learner.target, observation).q.mean(0)
+    )

@@ -1,9 +1,11 @@
 """Axis 2: the losses against pure Python, term by term."""
 
+import math
+
 import pytest
 import torch
 
-from steadyq.value.estimators import Quantile, Scalar, huber
+from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar, huber, td_error
 
 
 def python_huber(u: float, kappa: float) -> float:
@@ -92,3 +94,104 @@ def test_crossing_counts_neighbours_in_the_wrong_order() -> None:
     assert crossing.tolist() == [0.25]
     assert Quantile(1).crossing(z[..., :1]) is None
     assert Scalar().crossing(z[..., :1]) is None
+
+
+# -- categorical ------------------------------------------------------------------------------------------------------
+
+C51 = Categorical(atoms=51, low=-10.0, high=10.0)
+
+
+def python_projection(
+    p: list[float], reward: float, discount: float, grid: Categorical, ceiling: float = math.inf
+) -> list[float]:
+    """The projection of the C51 paper (Algorithm 1), return by return; the ceiling is the first grid point above it."""
+    spacing = (grid.high - grid.low) / (grid.atoms - 1)
+    support = [grid.low + i * spacing for i in range(grid.atoms)]
+    bound = min([point for point in support if point >= ceiling], default=math.inf)
+    found = [0.0] * grid.atoms
+    for mass, point in zip(p, support, strict=True):
+        moved = max(grid.low, min(grid.high, bound, reward + discount * point))
+        place = (moved - grid.low) / spacing
+        below, above = math.floor(place + 1e-9), math.ceil(place - 1e-9)
+        if below == above:
+            found[below] += mass
+        else:
+            found[below] += mass * (above - place)
+            found[above] += mass * (place - below)
+    return found
+
+
+@pytest.mark.parametrize("ceiling", [math.inf, 4.0, 3.9, 0.1, -3.0, 25.0, -25.0])
+@pytest.mark.parametrize(
+    ("reward", "discount"),
+    [
+        (0.0, 1.0),
+        (1.0, 0.99),
+        (-1.3, 0.9),
+        (2.4, 0.0),
+        (-10.0, 0.0),
+        (10.0, 0.0),
+        (15.0, 0.99),
+        (-15.0, 0.99),
+        (3.0, 0.0),
+    ],
+    ids=["as it is", "between", "down", "terminal", "low end", "high end", "above", "below", "terminal, between"],
+)
+def test_the_projection_equals_brute_force(reward: float, discount: float, ceiling: float) -> None:
+    z = torch.randn(2, 1, 51, generator=torch.Generator().manual_seed(0))
+    y = C51.backup(z, torch.tensor([reward]), torch.tensor([discount]), torch.tensor(ceiling))
+    for member in range(2):
+        p = z[member, 0].double().softmax(-1).tolist()
+        assert y[member, 0].tolist() == pytest.approx(python_projection(p, reward, discount, C51, ceiling), abs=2e-6)
+    assert y.sum(-1).tolist() == [[pytest.approx(1.0, abs=1e-5)]] * 2
+
+
+def test_a_projection_by_hand() -> None:
+    """Returns 0, 1, 2 with odds 1/4, 1/2, 1/4; r + z/2 with r = 1/2 lies at 1/2, 1, 3/2."""
+    grid, z = Categorical(3, 0.0, 2.0), torch.tensor([[[1.0, 2.0, 1.0]]]).log()
+    one, half, free = torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor(math.inf)
+    y = grid.backup(z, one, half, free)
+    assert y.flatten().tolist() == pytest.approx([1 / 8, 1 / 8 + 1 / 2 + 1 / 8, 1 / 8])
+    assert float(grid.value(y)) == pytest.approx(1.0)  # = 1/2 + 1/2 of the mean 1
+    # Held below 1: what lay at 3/2 lies at 1. Held below 0.4: the grid point above it is 1 again.
+    for ceiling in (1.0, 0.4):
+        y = grid.backup(z, one, half, torch.tensor(ceiling))
+        assert y.flatten().tolist() == pytest.approx([1 / 8, 7 / 8, 0])
+        assert float(grid.held(y, torch.tensor(ceiling))) == pytest.approx(7 / 8)
+    assert float(grid.held(y, free)) == 0
+    assert float(grid.held(y, torch.tensor(5.0))) == 0  # above the grid nothing is held
+
+
+def test_the_categorical_loss_is_the_cross_entropy_and_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(3, 4, 51, generator=generator).requires_grad_()
+    y = torch.randn(3, 4, 51, generator=generator).softmax(-1)
+    loss = C51.loss(z, y)
+    expected = torch.nn.functional.cross_entropy(z.flatten(0, 1), y.flatten(0, 1), reduction="none").view(3, 4)
+    torch.testing.assert_close(loss, expected)
+    (mine,), (theirs,) = (torch.autograd.grad(part.sum(), z, retain_graph=True) for part in (loss, expected))
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(mine, z.detach().softmax(-1) - y)
+
+
+def test_a_categorical_value_is_an_expected_return_and_no_mean_of_probabilities() -> None:
+    logits = torch.full((1, 1, 51), -torch.inf)
+    logits[..., 40] = 0.0  # certain of -10 + 40 x 0.4 = 6
+    assert float(C51.q(logits)) == pytest.approx(6.0)
+    y = logits.softmax(-1)
+    assert float(C51.value(y)) == pytest.approx(6.0)
+    assert float(y.mean()) == pytest.approx(1 / 51)  # what a mean over atoms would have called the target
+    assert C51.crossing(logits) is None
+    assert C51.atoms == 51
+
+
+@pytest.mark.parametrize("estimator", [Scalar(), Quantile(4), Categorical(5, -1.0, 3.0)], ids=["1", "4", "5"])
+def test_the_td_error_is_in_units_of_return(estimator: Estimator) -> None:
+    """A target built from the prediction itself, one reward further: the error is that reward, whatever the atoms."""
+    z = 0.1 * torch.randn(2, 3, estimator.atoms, generator=torch.Generator().manual_seed(0))
+    free = torch.tensor(math.inf)
+    y = estimator.backup(z, torch.full((3,), 0.25), torch.full((3,), 1.0), free)
+    held = (estimator.q(z) + 0.25).clamp(max=3.0) if isinstance(estimator, Categorical) else estimator.q(z) + 0.25
+    if isinstance(estimator, Categorical):  # what lay at the highest return stays there
+        held = held - 0.25 * z.softmax(-1)[..., -1]
+    torch.testing.assert_close(td_error(estimator, z, y), held - estimator.q(z))

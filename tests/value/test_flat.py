@@ -19,14 +19,18 @@ from steadyq.value.shapes import Batch, DrawLayout
 
 ATOMS, ACTIONS, MEMBERS, COUNT = 5, 3, 2, 6
 IMAGE = (2, 9, 9)
+LAYOUT = DrawLayout(MEMBERS, COUNT, masked=True)
 NETWORKS: dict[str, Network] = {
     "mlp": MLP((2 * 9 * 9,), ACTIONS * ATOMS, (40, 30)),
     "resnet": ResNet(IMAGE, ACTIONS * ATOMS, scale=1, head_multiple=8),
 }
 
 
-def learner_of(kind: str, dtype: torch.dtype = torch.float32, hard_copy_every: int = 0) -> Learner:
-    settings = Settings(adam=Adam(rate=1e-3), clip=0.05, tau=0.1, hard_copy_every=hard_copy_every)
+def learner_of(
+    kind: str, dtype: torch.dtype = torch.float32, hard_copy_every: int = 0, decay: float = 0.0, by_unit: bool = False
+) -> Learner:
+    adam = Adam(rate=1e-3, decay=decay)
+    settings = Settings(adam=adam, clip=0.05, tau=0.1, hard_copy_every=hard_copy_every, unit_steps=by_unit)
     ensemble = Ensemble(NETWORKS[kind], MEMBERS, ACTIONS, ATOMS, dtype=dtype)
     return Learner(ensemble, Quantile(ATOMS), Controlled(), settings, torch.Generator().manual_seed(0))
 
@@ -34,13 +38,15 @@ def learner_of(kind: str, dtype: torch.dtype = torch.float32, hard_copy_every: i
 def flattened(learner: Learner) -> Learner:
     """The same learner with its parameters in one buffer, as on a GPU."""
     exact = tuple(f"{learner.ensemble.last}.{part}" for part in ("weight", "bias"))
-    learner.flat = flat = Flat(learner.online, learner.settings.adam, learner.ensemble.dtype, exact)
+    learner.flat = flat = Flat(
+        learner.online, learner.settings.adam, learner.ensemble.dtype, exact, learner.settings.unit_steps
+    )
     learner.online, learner.target, learner.adam = flat.online, flat.target, flat.adam
     learner.online_low, learner.target_low = flat.online_low, flat.target_low
     return learner
 
 
-def update(learner: Learner, seed: int) -> Any:
+def update(learner: Learner, seed: int, **drawn: Any) -> Any:
     generator = torch.Generator().manual_seed(seed)
     shape = IMAGE if isinstance(learner.ensemble.network, ResNet) else (2 * 9 * 9,)
     see = torch.randn(2, COUNT, *shape, generator=generator)
@@ -48,7 +54,7 @@ def update(learner: Learner, seed: int) -> Any:
     reward = torch.rand(COUNT, generator=generator)
     ones, index = torch.ones(COUNT), torch.arange(COUNT)
     batch = Batch(see[0], action, reward, 0.9 * ones, see[1], ones, index, index, reward > 0)
-    found = learner.update(batch, DrawLayout(MEMBERS, COUNT).plain(order=[1, 0], forbid=True, rate=1e-3))
+    found = learner.update(batch, LAYOUT.plain(order=[1, 0], forbid=True, **{"rate": 1e-3, **drawn}))
     learner.count()
     return found
 
@@ -135,3 +141,26 @@ def test_every_tensor_has_its_own_stretch_and_keeps_its_shape() -> None:
         assert int(own.sum()) == p.numel()
         blocks = own.view(MEMBERS, -1, BLOCK).any(2)
         assert all((flat.segment[row] == index).all() for row in blocks)
+
+
+@pytest.mark.parametrize("by_unit", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_members_at_rest_decay_and_rates_reach_the_buffer(kind: str, decay: float, by_unit: bool) -> None:
+    plain = learner_of(kind, decay=decay, by_unit=by_unit)
+    flat = flattened(learner_of(kind, decay=decay, by_unit=by_unit))
+    some = [[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0]]
+    draws: list[dict[str, Any]] = [{"keep": [[1.0], [0.0]]}, {"keep": some}, {"rate": 1e-4}, {"keep": 0.0}]
+    for step, drawn in enumerate(draws):
+        theirs, mine = update(plain, step, **drawn), update(flat, step, **drawn)
+        torch.testing.assert_close(mine.priority, theirs.priority, rtol=1e-4, atol=1e-6)
+    for name in plain.online:
+        for ours, others in (
+            (flat.online, plain.online),
+            (flat.target, plain.target),
+            (flat.adam.first, plain.adam.first),
+            (flat.adam.second, plain.adam.second),
+            (flat.adam.step, plain.adam.step),
+        ):
+            torch.testing.assert_close(ours[name], others[name], rtol=1e-4, atol=2e-6)
+        assert [float(step.max()) for step in flat.adam.step[name]] == [3, 2]

@@ -53,8 +53,8 @@ def random_batch(shape: tuple[int, ...], seed: int, count: int = COUNT) -> Batch
     )
 
 
-def draw(order: list[int], forbid: bool = True) -> Draw:
-    return DrawLayout(len(order), COUNT).plain(order=order, forbid=forbid, rate=1e-3)
+def draw(order: list[int], forbid: bool = True, **more: Any) -> Draw:
+    return DrawLayout(len(order), COUNT, masked="keep" in more).plain(order=order, forbid=forbid, rate=1e-3, **more)
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +160,23 @@ def test_the_reference_runs_and_its_reset_clears_what_the_librarys_does(
     reference: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"steps": 1000, "warmup": 940, "members": 2, "quantiles": 5, "hidden": 8, "threshold": 1.0}
-    agent = reference.train(reference.Options(**options))
+    agent = reference.train(reference.Options(**options, check_every=500))
     said = capsys.readouterr().out
-    assert "reset member 0 hidden, member 0 head, member 1 hidden, member 1 head" in said
     assert "return of the last 10 games" in said
+    assert "reset" not in said  # step 500 is still warm-up, and step 1,000 the last: its network is what is kept
+    assert all(adam.state for adam in agent.adam)
+    assert agent.regulate() == ["member 0 hidden", "member 0 head", "member 1 hidden", "member 1 head"]
     for online, target, adam in zip(agent.online, agent.target, agent.adam, strict=True):
         assert not adam.state  # every layer spiked at this threshold: no moments, no step counts are left
         for name, p in online.state_dict().items():
             assert torch.equal(p, target.state_dict()[name])
+
+
+def test_the_reference_resets_before_its_last_step(reference: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"steps": 120, "warmup": 40, "check_every": 30, "members": 2, "quantiles": 5, "hidden": 8}
+    reference.train(reference.Options(**options, threshold=1.0))
+    steps = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "reset" in line]
+    assert steps == ["60", "90"]
 
 
 @pytest.mark.parametrize("form", ["stacked", "loop"])
@@ -298,3 +307,86 @@ def test_a_scalar_resnet_learner_runs_the_same_step() -> None:
     pixels = {name: (getattr(batch, name) * 50).clamp(0, 255).byte() for name in ("observation", "next_observation")}
     updates = [learner.update(replace(batch, **pixels), draw([1, 0])) for learner in learners]
     close(updates[0].priority, updates[1].priority, "priority")
+
+
+# -- which members learn from which samples ---------------------------------------------------------------------------
+
+
+def everything(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
+    adam = learner.adam
+    groups = {"online": learner.online, "first": adam.first, "second": adam.second, "step": adam.step}
+    return {group: {name: p.clone() for name, p in params.items()} for group, params in groups.items()}
+
+
+@pytest.mark.parametrize("form", ["stacked", "loop"])
+@pytest.mark.parametrize("active", [[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 1]], ids=["one", "some", "none", "all"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_member_that_does_not_learn_does_not_move_and_its_target_still_follows(
+    kind: str, active: list[int], form: str
+) -> None:
+    """Learning before gave it moments, which alone would move it."""
+    network, shape = NETWORKS[kind], SHAPES[kind]
+    mine, all_of_them = (learner_of(network, 3, form, clip=0.2) for _ in range(2))
+    for step in range(2):
+        for learner in (mine, all_of_them):
+            learner.update(random_batch(shape, seed=step), draw([1, 2, 0]))
+    before, target = everything(mine), {name: p.clone() for name, p in mine.target.items()}
+    batch = random_batch(shape, seed=9)
+    keep = np.array(active)[:, None]
+    update = mine.update(batch, draw([1, 2, 0], keep=keep))
+    whole = all_of_them.update(batch, draw([1, 2, 0]))
+    after, others = everything(mine), everything(all_of_them)
+    for group, params in after.items():
+        for name, p in params.items():
+            for member, moved in enumerate(active):
+                if moved:  # as if everybody had learned: the others' absence changes nothing
+                    close(p[member], others[group][name][member], f"{group} {name} of member {member}")
+                else:
+                    assert torch.equal(p[member], before[group][name][member]), (group, name, member)
+    for name, p in mine.target.items():
+        torch.testing.assert_close(p, target[name].lerp(mine.online[name], 0.05))
+    assert not torch.equal(mine.target["head.weight"], target["head.weight"])
+    assert torch.equal(update.priority, whole.priority)  # all members judge a sample, whoever learns from it
+
+
+def test_a_member_learns_from_the_samples_it_keeps_as_if_the_rest_had_no_weight() -> None:
+    keep = np.zeros((2, COUNT))
+    keep[0, :5], keep[1, 5:] = 1, 1
+    mine, batch = learner_of(NETWORKS["mlp"], 2), random_batch((5,), seed=0)
+    mine.update(batch, draw([1, 0], keep=keep))
+    for member in range(2):
+        only = learner_of(NETWORKS["mlp"], 2)
+        only.update(replace(batch, weight=batch.weight * torch.tensor(keep[member])), draw([1, 0]))
+        for name in mine.online:
+            close(mine.adam.first[name][member], only.adam.first[name][member], f"{name} of member {member}")
+            close(mine.online[name][member], only.online[name][member], f"{name} of member {member}")
+
+
+def test_importance_weights_count_once_whoever_learns() -> None:
+    """Twice the weight is twice the first moment of the member that learns, below the clip."""
+    moments = []
+    for scale in (1.0, 2.0):
+        learner, batch = learner_of(NETWORKS["mlp"], 2, clip=1e9), random_batch((5,), seed=0)
+        learner.update(replace(batch, weight=scale * batch.weight), draw([1, 0], keep=[[1.0], [0.0]]))
+        moments.append(learner.adam.first["fc1.weight"].clone())
+    torch.testing.assert_close(moments[1][0], 2 * moments[0][0])
+    assert not moments[1][1].any()
+
+
+def test_the_rate_of_an_update_comes_with_its_draw() -> None:
+    batch, steps = random_batch((5,), seed=0), []
+    for rate in (1e-3, 1e-5):
+        learner = learner_of(NETWORKS["mlp"], 1)
+        before = learner.online["fc1.weight"].clone()
+        learner.update(batch, DrawLayout(1, COUNT).plain(rate=rate))
+        steps.append(float((learner.online["fc1.weight"] - before).abs().max()))
+    assert steps == pytest.approx([1e-3, 1e-5], rel=1e-2)
+
+
+def test_updates_are_counted_from_the_last_scheduled_reset() -> None:
+    learner = learner_of(NETWORKS["mlp"], 1)
+    for _ in range(5):
+        learner.count()
+    learner.restart()
+    learner.count()
+    assert (learner.updates, learner.since_restart) == (6, 1)

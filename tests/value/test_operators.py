@@ -1,12 +1,15 @@
 """Axis 1 by hand: two next states, three actions, two members."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from steadyq.value.estimators import Quantile, Scalar
-from steadyq.value.operators import Controlled, Double, Greedy, Operator, forbid_rewarded_action, order_for
+from steadyq.value.estimators import Categorical, Quantile, Scalar
+from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator, forbid_rewarded_action, order_for
 from steadyq.value.shapes import Batch, Draw, DrawLayout, Values
 
 #                       a0 a1 a2     member 0 at the first and second next state, then member 1
@@ -20,6 +23,7 @@ OPERATORS: dict[str, tuple[Operator, bool]] = {
     "controlled": (Controlled(), True),
     "controlled, not forbidding": (Controlled(), False),
     "controlled, online selects": (Controlled("online"), True),
+    "maxmin": (Maxmin(), False),
 }
 
 # y[member][state]: reward 1 for action a1 in the first transition, reward 0 for action a2 in the second, discount 1/2.
@@ -34,6 +38,8 @@ SCALAR = {
     "controlled, not forbidding": [[1 + 1 / 2, 0 + 0 / 2], [1 + 2 / 2, 0 + 2 / 2]],
     # m0 (a2, a1), m1 (a2 as a1 is forbidden, a0)
     "controlled, online selects": [[1 + 3 / 2, 0 + 2 / 2], [1 + 4 / 2, 0 + 3 / 2]],
+    # least values (1, 2, 3) and (1, 0, 2): a2, valued 3 by m0 in the first state and 2 by m1 in the second, for both
+    "maxmin": [[1 + 3 / 2, 0 + 2 / 2], [1 + 3 / 2, 0 + 2 / 2]],
 }
 QUANTILE = {
     "greedy": [[[2.5, 4.5], [0.5, 3.5]], [[3.5, 4.5], [0.5, 2.5]]],
@@ -41,6 +47,7 @@ QUANTILE = {
     "controlled": [[[1.0, 2.0], [-1.0, 1.0]], [[1.5, 4.5], [-0.5, 2.5]]],
     "controlled, not forbidding": [[[1.0, 2.0], [-1.0, 1.0]], [[1.0, 3.0], [-0.5, 2.5]]],
     "controlled, online selects": [[[1.0, 4.0], [0.5, 1.5]], [[1.5, 4.5], [0.5, 2.5]]],
+    "maxmin": [[[1.0, 4.0], [-0.5, 2.5]], [[1.0, 4.0], [-0.5, 2.5]]],
 }
 
 
@@ -73,6 +80,14 @@ def scalars(q: Tensor) -> Values:
     return Values(q[..., None], q)
 
 
+GRID = Categorical(atoms=7, low=0.0, high=6.0)  # a return for every whole number
+
+
+def certainties(q: Tensor) -> Values:
+    """Logits of returns that are certain."""
+    return Values(torch.where(q[..., None] == torch.arange(7.0), 0.0, -torch.inf), q)
+
+
 def quantiles(q: Tensor) -> Values:
     z = torch.stack((q - SPREAD, q + SPREAD), -1)
     return Values(z, z.mean(-1))
@@ -92,6 +107,39 @@ def test_quantile_backups_by_hand(name: str) -> None:
     z = operator(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn(forbid))
     y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
     assert y.tolist() == QUANTILE[name]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_categorical_backups_by_hand(name: str) -> None:
+    """A certain return of a half, such as 3.5, becomes even odds of 3 and 4."""
+    operator, forbid = OPERATORS[name]
+    z = operator(certainties(ONLINE), certainties(TARGET), BATCH, drawn(forbid))
+    y = GRID.backup(z, BATCH.reward, BATCH.discount, INFINITE)
+    assert GRID.value(y).tolist() == SCALAR[name]
+    for member, states in enumerate(SCALAR[name]):
+        for state, value in enumerate(states):
+            odds = [0.0] * 7
+            odds[math.floor(value)] += 0.5
+            odds[math.ceil(value)] += 0.5
+            assert y[member, state].tolist() == odds
+
+
+def test_maxmin_takes_the_distribution_of_the_least_member_and_not_a_mixture() -> None:
+    """The quantiles are those of one member, the one whose mean of the chosen action is the least."""
+    z = torch.tensor([[[[0.0, 4.0], [5.0, 5.0]]], [[[1.0, 5.0], [2.0, 4.0]]]])  # [member, 1 state, action, quantile]
+    values = Values(z, z.mean(-1))  # means (2, 5) and (3, 3): least (2, 3), so a1 by member 1
+    one = batch([0], [0.0], [1.0])
+    assert Maxmin()(values, values, one, drawn(False)).tolist() == [[[2.0, 4.0]], [[2.0, 4.0]]]
+
+
+def test_the_constraint_looks_at_the_actions_own_reward_and_not_at_the_sum_of_n() -> None:
+    """Of an n-step transition only the first reward is the action's."""
+    own = replace(BATCH, rewarded=torch.tensor([False, True]))  # sums 1 and 0: the other way round
+    free = Controlled()(scalars(ONLINE), scalars(TARGET), own, drawn(False))
+    held = Controlled()(scalars(ONLINE), scalars(TARGET), own, drawn(True))
+    assert torch.equal(held[:, 0], free[:, 0])  # the sum is positive, the action earned nothing
+    # Second state without a2: m0 selects a0, m1 a1 as before; each values the other's.
+    assert held[:, 1].squeeze(-1).tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("estimator", [Scalar(), Quantile(atoms=1)])
@@ -154,4 +202,4 @@ def test_a_uniform_permutation_has_fixed_points_and_none_is_the_identity() -> No
 
 
 def test_only_operators_that_select_online_ask_for_online_values() -> None:
-    assert [operator.reads_online for operator, _ in OPERATORS.values()] == [False, True, False, False, True]
+    assert [operator.reads_online for operator, _ in OPERATORS.values()] == [False, True, False, False, True, False]

@@ -1,28 +1,49 @@
 """Axis 3: what a reset touches, what it leaves alone, and how large the next step is."""
 
+import itertools
 import math
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from steadyq.nets import MLP, Ensemble
+from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.value.estimators import Quantile
+from steadyq.value.flat import Flat
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
-from steadyq.value.regulation import Evidence, Regulation, Reinitialise, Spike, spike_ratio, spike_ratios
+from steadyq.value.regulation import (
+    Dormant,
+    Evidence,
+    Intervention,
+    Periodic,
+    Recycle,
+    Regulation,
+    Reinitialise,
+    ShrinkPerturb,
+    Spike,
+    Trigger,
+    spike_ratio,
+    spike_ratios,
+)
 from steadyq.value.shapes import Batch, DrawLayout, Params
 
 RATE, MEMBERS = 1e-3, 3
 LAYERS = ("fc1", "fc2", "head")
 
 
-def trained(updates: int = 30) -> Learner:
-    settings = Settings(adam=Adam(rate=RATE), clip=10.0, tau=0.05, hard_copy_every=0)
+def trained(updates: int = 30, by_unit: bool = False, flat: bool = False) -> Learner:
+    settings = Settings(Adam(rate=RATE), clip=10.0, tau=0.05, hard_copy_every=0, unit_steps=by_unit)
     ensemble = Ensemble(MLP((4,), 2 * 5, (16, 16)), MEMBERS, actions=2, atoms=5)
     learner = Learner(ensemble, Quantile(5), Controlled(), settings, torch.Generator().manual_seed(0))
+    if flat:  # all parameters in one buffer, as on a GPU
+        learner.flat = buffer = Flat(learner.online, settings.adam, torch.float32, (), by_unit)
+        learner.online = learner.online_low = buffer.online
+        learner.target, learner.adam = buffer.target, buffer.adam
+        learner.target_low = buffer.target_low
     for step in range(updates):
         update(learner, step)
     return learner
@@ -180,3 +201,317 @@ def test_ratios_come_per_member_and_layer_from_weights_alone() -> None:
     assert ratios.shape == (MEMBERS, 3)
     assert (ratios > 6).nonzero().tolist() == [[1, 1]]
     assert float(spike_ratio(torch.zeros(1, 10))) == 0.0  # a dead layer has no spike, and no division by zero
+
+
+# -- every trigger times every intervention ---------------------------------------------------------------------------
+
+TRIGGERS: dict[str, Trigger] = {"spike": Spike(6.0), "periodic": Periodic(40), "dormant": Dormant(0.1, 0.0)}
+INTERVENTIONS: dict[str, Intervention] = {
+    "reinitialise": Reinitialise(),
+    "shrink_perturb": ShrinkPerturb(encoder=0.5, head=0.25),
+    "recycle": Recycle(0.1),
+}
+CROSSINGS = [
+    (trigger, intervention)
+    for trigger, intervention in itertools.product(TRIGGERS, INTERVENTIONS)
+    if trigger == "dormant" or intervention != "recycle"
+]
+DORMANT = {"fc1": {0: [3]}, "fc2": {2: [1, 4]}}  # by layer and member: its dormant units
+
+
+def evidence() -> Evidence:
+    """Member 1 spikes in fc2; some units of members 0 and 2 are dormant."""
+    spikes = torch.ones(MEMBERS, 3)
+    spikes[1, 1] = 9.0
+    scores = {name: torch.ones(MEMBERS, 16) for name in DORMANT}
+    for name, members in DORMANT.items():
+        for member, units in members.items():
+            scores[name][member, units] = torch.tensor(0.1)  # exactly the threshold is dormant
+    return Evidence(LAYERS, spikes, scores)
+
+
+def expected(trigger: str, intervention: str, params: Params) -> dict[str, Tensor]:
+    """Which numbers must change, by name."""
+    touched = {name: torch.zeros(p.shape, dtype=torch.bool) for name, p in params.items()}
+    if intervention == "recycle":
+        following = {"fc1": "fc2", "fc2": "head"}
+        for layer, members in DORMANT.items():
+            for member, units in members.items():
+                touched[f"{layer}.weight"][member, units] = True
+                touched[f"{layer}.bias"][member, units] = True
+                touched[f"{following[layer]}.weight"][member][:, units] = True
+        return touched
+    everything = [(member, layer) for member in range(MEMBERS) for layer in LAYERS]
+    hit = {"spike": [(1, "fc2")], "periodic": everything, "dormant": [(0, "fc1"), (2, "fc2")]}[trigger]
+    for member, layer in hit:
+        for part in ("weight", "bias"):
+            touched[f"{layer}.{part}"][member] = True
+    return touched
+
+
+def assert_changed(now: Params, before: Params, where: dict[str, Tensor], what: str) -> None:
+    for name, p in now.items():
+        assert torch.equal(p != before[name], where[name]), f"{what} of {name}"
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["tensors", "buffer"])
+@pytest.mark.parametrize("target", ["synchronise", "own", "keep"])
+@pytest.mark.parametrize(("trigger", "intervention"), CROSSINGS)
+def test_every_regulation_touches_what_it_names_and_nothing_else(
+    trigger: str, intervention: str, target: Literal["synchronise", "own", "keep"], flat: bool
+) -> None:
+    learner = trained(by_unit=True, flat=flat)
+    learner.updates = 41
+    adam = learner.adam
+    groups = (learner.online, learner.target, adam.first, adam.second, adam.step)
+    addresses = [p.data_ptr() for group in groups for p in group.values()]
+    online, behind, *moments = [copied(group) for group in groups]
+    where = expected(trigger, intervention, online)
+
+    regulation = Regulation(TRIGGERS[trigger], INTERVENTIONS[intervention], target)
+    events = regulation(learner, evidence(), torch.Generator().manual_seed(3))
+
+    assert_changed(learner.online, online, where, "online")
+    for state, old, what in zip(
+        (adam.first, adam.second, adam.step), moments, ("first", "second", "step"), strict=True
+    ):
+        for name, p in state.items():
+            assert not p[where[name]].any(), f"{what} moment of {name} is cleared where it was touched"
+            assert torch.equal(p[~where[name]], old[name][~where[name]]), f"{what} moment of {name} stays elsewhere"
+    hit = [any(bool(mask[member].any()) for mask in where.values()) for member in range(MEMBERS)]
+    match target:
+        case "synchronise":
+            for name, p in learner.target.items():
+                for member in range(MEMBERS):
+                    source = learner.online if hit[member] else behind
+                    assert torch.equal(p[member], source[name][member]), (name, member)
+        case "own":
+            assert_changed(learner.target, behind, where, "target")
+            drawn = [name for name in where if name.endswith("weight") and where[name].any()]
+            if intervention != "recycle":  # whose readers are zero in both
+                for name in drawn:
+                    assert not torch.equal(learner.target[name], learner.online[name])
+        case "keep":
+            assert_changed(learner.target, behind, {name: torch.zeros_like(m) for name, m in where.items()}, "target")
+    assert [p.data_ptr() for group in groups for p in group.values()] == addresses
+    assert learner.since_restart == (0 if trigger == "periodic" else 41)
+    assert events
+    assert all(event["kind"] == intervention and event["trigger"] == trigger for event in events)
+
+
+@pytest.mark.parametrize(("trigger", "intervention"), [c for c in CROSSINGS if c[1] != "recycle"])
+def test_whole_layers_are_reset_where_steps_are_counted_by_member(trigger: str, intervention: str) -> None:
+    learner = trained()
+    online, steps = copied(learner.online), copied(learner.adam.step)
+    where = expected(trigger, intervention, online)
+    Regulation(TRIGGERS[trigger], INTERVENTIONS[intervention])(learner, evidence(), torch.Generator().manual_seed(3))
+    assert_changed(learner.online, online, where, "online")
+    for name, step in learner.adam.step.items():
+        touched = where[name].flatten(1).any(1)
+        assert torch.equal(step, torch.where(touched, 0, steps[name]))
+
+
+def test_units_cannot_be_recycled_where_steps_are_counted_by_member() -> None:
+    learner = trained(3)
+    with pytest.raises(ValueError, match=r"fc1.weight counts its steps by member"):
+        Regulation(Dormant(), Recycle())(learner, evidence(), torch.Generator())
+
+
+EVENTS: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("spike", "reinitialise"): [{"scope": "layer", "member": 1, "layer": "fc2", "strength": 1.0, "ratio": 9.0}],
+    ("spike", "shrink_perturb"): [{"scope": "layer", "member": 1, "layer": "fc2", "strength": 0.25, "ratio": 9.0}],
+    ("periodic", "reinitialise"): [{"scope": "encoder", "strength": 1.0}, {"scope": "head", "strength": 1.0}],
+    ("periodic", "shrink_perturb"): [{"scope": "encoder", "strength": 0.5}, {"scope": "head", "strength": 0.25}],
+    ("dormant", "reinitialise"): [
+        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 1.0, "ratio": 1.0},
+        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 1.0, "ratio": 1.0},
+    ],
+    ("dormant", "shrink_perturb"): [
+        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 0.5, "ratio": 1.0},
+        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 0.25, "ratio": 1.0},
+    ],
+    ("dormant", "recycle"): [
+        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 1.0, "units": 1},
+        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 1.0, "units": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize(("trigger", "intervention"), CROSSINGS)
+def test_events_say_what_was_done_why_where_and_how_much(trigger: str, intervention: str) -> None:
+    regulation = Regulation(TRIGGERS[trigger], INTERVENTIONS[intervention])
+    events = regulation(trained(3, by_unit=True), evidence(), torch.Generator())
+    about = {"kind": intervention, "trigger": trigger}
+    assert events == [about | event for event in EVENTS[trigger, intervention]]
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_nothing_to_do_is_no_event_and_changes_nothing(trigger: str) -> None:
+    learner = trained(3)
+    before = [copied(group) for group in (learner.online, learner.target, learner.adam.first, learner.adam.step)]
+    calm = Evidence(LAYERS, torch.ones(MEMBERS, 3), {name: torch.ones(MEMBERS, 16) for name in DORMANT})
+    nothing = ShrinkPerturb(encoder=0.0, head=0.0) if trigger == "periodic" else Reinitialise()
+    assert Regulation(TRIGGERS[trigger], nothing)(learner, calm, torch.Generator()) == []
+    after = (learner.online, learner.target, learner.adam.first, learner.adam.step)
+    for group, old in zip(after, before, strict=True):
+        assert all(torch.equal(p, old[name]) for name, p in group.items())
+
+
+# -- when a trigger is due --------------------------------------------------------------------------------------------
+
+
+def interventions(periodic: Periodic, updates: int, together: int) -> list[int]:
+    """After how many updates of a run it intervenes, looked at after each `together` of them."""
+    learner, found = trained(0), []
+    for learner.updates in range(together, updates + 1, together):
+        if periodic.due(False, learner.updates, learner.since_restart):
+            found.append(learner.updates)
+            learner.restart()
+    return found
+
+
+def test_periodic_interventions_by_hand() -> None:
+    bbf = Periodic(40_000, 120_000)  # replay ratio 2, 200,000 updates: three resets and none after 120,000
+    assert interventions(bbf, 200_000, 2) == [40_000, 80_000, 120_000]
+    # Three at a time never meet 40,000; lateness does not add up, and does not cost the last one.
+    assert interventions(bbf, 200_000, 3) == [40_002, 80_001, 120_000]
+    assert interventions(Periodic(40_000, 120_000), 200_000, 7) == [40_005, 80_003, 120_001]
+    assert interventions(Periodic(40_000, 119_999), 200_000, 2) == [40_000, 80_000]
+    assert interventions(Periodic(40_000, 100_000), 200_000, 2) == [40_000, 80_000]
+    assert interventions(Periodic(40_000), 200_000, 2) == [40_000, 80_000, 120_000, 160_000, 200_000]
+    assert interventions(Periodic(3), 16, 8) == [8, 16]  # several periods at once are one
+    assert not Periodic(40).due(True, 0, 0)  # a measurement has nothing to do with it
+
+
+@pytest.mark.parametrize("trigger", [Spike(), Dormant()])
+def test_what_is_measured_is_due_with_every_measurement(trigger: Trigger) -> None:
+    assert trigger.due(True, 0, 0)
+    assert not trigger.due(False, 10**9, 10**9)
+
+
+def test_the_dormant_mask_by_hand() -> None:
+    scores = torch.tensor([[0.0, 0.1, 1.9, 2.0], [0.11, 0.5, 1.39, 2.0], [0.0, 0.0, 0.0, 4.0]])  # 2, 0 and 3 of 4
+    ensemble = trained(0).ensemble
+    seen = Evidence(LAYERS, torch.ones(3, 3), {"fc1": scores, "head": scores})  # nobody reads the head's outputs
+    for share, hit in ((0.0, [True, False, True]), (0.5, [False, False, True]), (0.75, [False] * 3)):
+        assert {name: m.tolist() for name, m in Dormant(0.1, share)(seen, ensemble).items()} == {"fc1": hit}
+    assert Dormant(0.05)(seen, ensemble)["fc1"].tolist() == [True, False, True]
+
+
+# -- shrink and perturb, by group -------------------------------------------------------------------------------------
+
+
+def blank(network: Network, members: int = 2, atoms: int = 3) -> Learner:
+    settings = Settings(Adam(RATE), clip=10.0, tau=0.05, hard_copy_every=0, unit_steps=True)
+    ensemble = Ensemble(network, members, 2, atoms)
+    return Learner(ensemble, Quantile(atoms), Controlled(), settings, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("encoder", "head"), [(0.5, 1.0), (0.2, 0.0), (0.0, 1.0)])
+def test_shrink_and_perturb_blends_each_group_by_its_own_strength(encoder: float, head: float) -> None:
+    learner = blank(ResNet((2, 8, 8), 6, scale=1, head_multiple=4, strides=(1, 2, 2, 2)))
+    network, before = learner.ensemble.network, copied(learner.online)
+    events = Regulation(Periodic(1), ShrinkPerturb(encoder, head))(
+        learner, Evidence(network.monitored, torch.ones(2, 19)), torch.Generator().manual_seed(5)
+    )
+    twin, shortcuts = torch.Generator().manual_seed(5), 0
+    for name, layer in network.layers.items():
+        share = head if name in ("head.1", "quantile head") else encoder
+        fresh = learner.ensemble.initial_layer(layer, twin) if share else ()
+        for part, drawn in zip(("weight", "bias"), fresh or (None, None), strict=True):
+            p, old = learner.online[f"{name}.{part}"], before[f"{name}.{part}"]
+            if drawn is None:
+                assert torch.equal(p, old), name
+            else:
+                torch.testing.assert_close(p, (1 - share) * old + share * drawn, rtol=1e-6, atol=1e-7)
+                assert not torch.equal(p, old), name
+        shortcuts += name.endswith("shortcut") and not torch.equal(
+            learner.online[f"{name}.weight"], before[f"{name}.weight"]
+        )
+    assert shortcuts == (3 if encoder else 0)  # they are not watched for spikes, and intervened on like the rest
+    scopes = {event["scope"]: event["strength"] for event in events}
+    assert scopes == {group: share for group, share in (("encoder", encoder), ("head", head)) if share}
+
+
+# -- recycling units --------------------------------------------------------------------------------------------------
+
+RECYCLED: dict[str, tuple[Network, str, str, list[int]]] = {
+    # network, layer, its reader, and the columns of the reader that read units 1 and 3
+    "linear, linear": (MLP((4,), 6, (5, 7)), "fc1", "fc2", [1, 3]),
+    # a 2 x 2 map of every channel, channels outermost
+    "conv, linear": (MinAtarNet((2, 4, 4), 6, channels=5, hidden=3), "conv", "hidden", [4, 5, 6, 7, 12, 13, 14, 15]),
+    "conv, conv": (ResNet((2, 8, 8), 6, scale=1, head_multiple=4), "l2.0.conv1", "l2.0.conv2", [1, 3]),
+}
+
+
+@pytest.mark.parametrize("case", RECYCLED)
+def test_recycled_units_are_drawn_anew_and_read_by_nobody_at_first(case: str) -> None:
+    network, layer, reader, columns = RECYCLED[case]
+    learner = blank(network)
+    for p in learner.online.values():
+        p += 3.0  # away from any fresh draw, and from zero
+    before = copied(learner.online)
+    scores = torch.ones(2, network.layers[layer].outputs)
+    scores[1, [1, 3]] = 0.0
+    seen = Evidence(network.monitored, torch.ones(2, len(network.monitored)), {layer: scores})
+    Regulation(Dormant(0.1), Recycle(0.1), "keep")(learner, seen, torch.Generator().manual_seed(0))
+
+    weight, bias, outgoing = (learner.online[name] for name in (f"{layer}.weight", f"{layer}.bias", f"{reader}.weight"))
+    bound = 1 / math.sqrt(math.prod(network.layers[layer].weight_shape[1:]))
+    rows = torch.zeros(weight.shape, dtype=torch.bool)
+    rows[1, [1, 3]] = True
+    assert (weight[rows].abs() <= bound).all()
+    assert weight[rows].unique().numel() == rows.sum()  # each weight its own draw
+    assert torch.equal(weight[~rows], before[f"{layer}.weight"][~rows])
+    assert (bias[1] == 0).nonzero().flatten().tolist() == [1, 3]
+    assert torch.equal(bias[0], before[f"{layer}.bias"][0])
+    silent = (outgoing == 0).flatten(3).all(3).all(1) if outgoing.dim() == 5 else (outgoing == 0).all(1)
+    assert [row.nonzero().flatten().tolist() for row in silent] == [[], columns]
+    read = torch.zeros(outgoing.shape, dtype=torch.bool)
+    read[1][:, columns] = True
+    assert torch.equal(outgoing[~read], before[f"{reader}.weight"][~read])
+    others = before.keys() - {f"{layer}.weight", f"{layer}.bias", f"{reader}.weight"}
+    assert all(torch.equal(learner.online[name], before[name]) for name in others)
+
+
+@pytest.mark.parametrize("case", RECYCLED)
+def test_the_columns_that_are_silenced_are_the_ones_that_read_the_units(case: str) -> None:
+    """What the network puts out does not depend on a recycled unit: its incoming weights may be anything."""
+    network, layer, _, _ = RECYCLED[case]
+    learner = blank(network)
+    scores = torch.ones(2, network.layers[layer].outputs)
+    scores[:, [1, 3]] = 0.0
+    seen = Evidence(network.monitored, torch.ones(2, len(network.monitored)), {layer: scores})
+    Regulation(Dormant(0.1), Recycle(0.1))(learner, seen, torch.Generator().manual_seed(0))
+    x = torch.rand(3, *network.observation, generator=torch.Generator().manual_seed(1))  # type: ignore[attr-defined]
+    before = learner.ensemble.forward(learner.online, x)
+    learner.online[f"{layer}.bias"][:, [1, 3]] += 50.0
+    torch.testing.assert_close(learner.ensemble.forward(learner.online, x), before)
+    learner.online[f"{layer}.bias"][:, 0] += 50.0
+    assert not torch.allclose(learner.ensemble.forward(learner.online, x), before)
+
+
+def recycled(keep_steps: bool) -> float:
+    """The largest step of the weights that read the recycled units, over the rate, in the update after."""
+    learner = trained(by_unit=True)
+    for step in learner.adam.step.values():
+        step.fill_(10_000)
+    scores = {name: torch.ones(MEMBERS, 16) for name in ("fc1", "fc2")}
+    scores["fc2"][1] = 0.0
+    Regulation(Dormant(0.1), Recycle(0.1))(
+        learner, Evidence(LAYERS, torch.ones(MEMBERS, 3), scores), torch.Generator().manual_seed(0)
+    )
+    assert not learner.adam.step["head.weight"][1].any()
+    assert (learner.adam.step["head.weight"][0] == 10_000).all()
+    assert (learner.adam.step["fc1.weight"] == 10_000).all()
+    if keep_steps:
+        learner.adam.step["head.weight"].fill_(10_000)
+    return largest_step(learner, "head.weight", 1) / RATE
+
+
+def test_the_first_update_of_a_recycled_unit_is_at_most_one_rate() -> None:
+    assert 0.5 < recycled(keep_steps=False) < 1.001
+
+
+def test_keeping_a_recycled_units_steps_would_make_it_several_times_the_rate() -> None:
+    assert recycled(keep_steps=True) > 3

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import tyro
 
 from steadyq.errors import UserError
-from steadyq.recipe import Recipe, flatten
+from steadyq.recipe import Recipe, flatten, switches
 
 T = TypeVar("T")
 
@@ -26,6 +26,17 @@ def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Rec
         if stop.code == 0:
             raise
         raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
+
+
+def with_kinds(recipe: Recipe, words: list[str]) -> Recipe:
+    """The recipe with the kinds that the words choose, so that defaults are those of the new kinds."""
+    chosen, known = dict[str, str](), switches(recipe)
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and name in known and (equals or following):
+            chosen[name] = value if equals else following
+    return recipe.override(chosen)
 
 
 def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from steadyq.cli.options import parse
+from steadyq.cli.options import parse, with_kinds
 from steadyq.cli.terminal import OUT, check_file, stoppable
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
@@ -39,7 +39,7 @@ def train(words: list[str]) -> int:
         given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
-    known = recipe_for("steady", "MinAtar/Breakout")
+    known = with_kinds(recipe_for("steady", "MinAtar/Breakout"), words)
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
@@ -50,6 +50,7 @@ def train(words: list[str]) -> int:
     except UserError:
         parse(TrainOptions, words, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
+    base = with_kinds(base, words)
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from steadyq import envs
 from steadyq.build import ensemble_for
-from steadyq.recipe import Recipe
+from steadyq.recipe import Recipe, has
 from steadyq.schedule import Schedule
 
 
@@ -27,10 +27,7 @@ def hyperparameter_rows(recipe: Recipe) -> list[tuple[str, list[tuple[str, str]]
         ),
         ("Replay ratio", f"{replay.ratio}"),
         ("Gradient clipping", f"{optim.clip:g} per member"),
-        (
-            "Parameter reset threshold",
-            f"{recipe.regulation.threshold:g}" if recipe.regulation.intervention != "none" else "no resets",
-        ),
+        ("Parameter reset threshold", _threshold(recipe)),
         ("n-step", f"{replay.n_step}"),
     ]
     exploring = [
@@ -46,11 +43,12 @@ def hyperparameter_rows(recipe: Recipe) -> list[tuple[str, list[tuple[str, str]]
         ]
     else:
         buffer = [("Sampling", "uniform")]
-    quantile = recipe.estimator.kind == "quantile"
+    estimator = recipe.estimator
+    none = f"none ({estimator.kind})"
     values = [
-        ("Number of quantiles", f"{recipe.estimator.quantiles}" if quantile else "none (scalar)"),
+        ("Number of quantiles", f"{estimator.quantiles}" if has(estimator, "quantiles") else none),
         ("Ensemble size", f"{recipe.ensemble.members}"),
-        ("Huber parameter kappa", f"{recipe.estimator.kappa:g}"),
+        ("Huber parameter kappa", f"{estimator.kappa:g}" if has(estimator, "kappa") else none),
         ("Operator", recipe.operator.kind),
         ("Exchange between members", recipe.operator.exchange),
         ("Rewarded action forbidden", recipe.operator.forbid),
@@ -83,6 +81,13 @@ def hyperparameter_rows(recipe: Recipe) -> list[tuple[str, list[tuple[str, str]]
         ("Distribution, ensemble, bootstrap", values),
         ("Observation", observing),
     ]
+
+
+def _threshold(recipe: Recipe) -> str:
+    section = recipe.regulation
+    if section.intervention == "none":
+        return "no resets"
+    return f"{section.threshold:g}" if has(section, "threshold") else f"none ({section.trigger} {section.intervention})"
 
 
 def hyperparameters(recipe: Recipe) -> Group:

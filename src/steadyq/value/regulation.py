@@ -84,7 +84,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Periodic:
-    """All layers, at every multiple of so many updates up to the `last` of them (0: no end)."""
+    """All layers, whenever the updates pass a multiple of `every`, the last one at most `last` (0: no end)."""
 
     every: int = 40_000
     last: int = 0
@@ -93,9 +93,9 @@ class Periodic:
     reads_units: ClassVar[bool] = False
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
-        """When a multiple has been reached since the last time."""
-        reached = updates // self.every
-        return reached > (updates - since) // self.every and (self.last == 0 or reached * self.every <= self.last)
+        """When a multiple has been reached since the last time: updates may come several at once."""
+        turn = updates // self.every
+        return turn > (updates - since) // self.every and (self.last == 0 or turn * self.every <= self.last)
 
     def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
         """Every layer of every member."""
@@ -215,7 +215,11 @@ class Regulation:
     @torch.no_grad()
     def __call__(self, learner: Learner, evidence: Evidence, generator: torch.Generator) -> list[dict[str, Any]]:
         """Intervene where the trigger says so, then the tail; returns what happened, for the log."""
-        ensemble, mask = learner.ensemble, self.trigger(evidence, learner.ensemble)
+        ensemble = learner.ensemble
+        if self.trigger.scheduled:
+            learner.restart()
+        hits = self.trigger(evidence, ensemble)
+        mask = {name: hit for name, hit in hits.items() if self.intervention.strength(name, ensemble) > 0}
         if not any(hit.any() for hit in mask.values()):
             return []
         touched = self.intervention(mask, learner.online, ensemble, evidence, generator)
@@ -231,8 +235,6 @@ class Regulation:
             case _:
                 assert_never(self.target)
         learner.refresh()
-        if self.trigger.scheduled:
-            learner.restart()
         return self.events(mask, ensemble, evidence)
 
     def events(self, mask: Mask, ensemble: Ensemble, evidence: Evidence) -> list[dict[str, Any]]:
@@ -268,7 +270,7 @@ def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Gen
     touched = Touched()
     for name, hit in mask.items():
         share = strength(name, ensemble)
-        if share == 0 or not hit.any():
+        if not hit.any():
             continue
         fresh = ensemble.initial_layer(ensemble.network.layers[name], generator)
         for part, drawn in zip(("weight", "bias"), fresh, strict=True):

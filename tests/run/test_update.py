@@ -1,0 +1,141 @@
+"""An update's two halves: what the host draws, and a device's half that reads everything from that vector."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steadyq import envs, presets
+from steadyq.build import draw_layout, learner_for, ring_for
+from steadyq.envs.vector import Step
+from steadyq.recipe import Recipe
+from steadyq.run.update import Draws, Learning
+from steadyq.value.shapes import Batch, Draw
+
+SMALL: dict[str, Any] = {"network.hidden": (8,), "replay.batch": 16, "replay.warmup": 64, "compute.device": "cpu"}
+
+
+def recipe_of(**more: Any) -> Recipe:
+    return presets.steady("CartPole-v1").override({**SMALL, **more})
+
+
+def draws_of(recipe: Recipe) -> Draws:
+    return Draws(recipe, envs.spec(recipe.env, recipe.protocol))
+
+
+def drawn(draws: Draws, *, forbids: bool = True, step: int = 0, since: int = 0, seed: int = 0) -> Draw:
+    packed = draws(np.random.default_rng(seed), forbids=forbids, step=step, since=since)
+    return draws.layout.unpack(torch.from_numpy(packed))
+
+
+def test_a_draw_holds_what_the_schedules_say_at_its_time() -> None:
+    draws = draws_of(
+        recipe_of(
+            **{
+                "replay.n_step": "10 -> 3 exponential 10000 updates",
+                "optim.gamma": "0.97 -> 0.997 exponential 10000 updates",
+                "optim.rate": "0.001 -> 0.0001 linear 900 steps after 100",
+            }
+        )
+    )
+    for since, n in ((0, 10), (426, 10), (427, 9), (1350, 8), (4965, 6), (4966, 5), (8720, 3), (10**6, 3)):
+        assert int(drawn(draws, since=since).horizon) == n
+    assert float(drawn(draws, since=0).gamma) == pytest.approx(0.97)
+    assert float(drawn(draws, since=5000).gamma) == pytest.approx(1 - 0.03 * 0.1**0.5)
+    assert float(drawn(draws, step=50).rate) == 1e-3
+    assert float(drawn(draws, step=550).rate) == pytest.approx(5.5e-4)
+    assert float(drawn(draws, step=5000).rate) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("until", "n", "expected"),
+    [("one_step", "1", True), ("one_step", "3", False), ("any_step", "3", True), ("any_step", "1", True)],
+)
+def test_the_rewarded_action_is_forbidden_while_the_bootstrap_is_one_step_away(
+    until: str, n: str, expected: bool
+) -> None:
+    draws = draws_of(recipe_of(**{"operator.forbid_until": until, "replay.n_step": n}))
+    assert bool(drawn(draws).forbid) == expected
+    assert not drawn(draws, forbids=False).forbid
+
+
+def test_the_constraint_comes_back_when_n_has_fallen_to_one() -> None:
+    draws = draws_of(recipe_of(**{"replay.n_step": "3 -> 1 linear 10 updates"}))
+    found = [(int(d.horizon), bool(d.forbid)) for d in (drawn(draws, since=since) for since in (0, 5, 7, 8, 10, 99))]
+    assert found == [(3, False), (2, False), (2, False), (1, True), (1, True), (1, True)]
+
+
+def test_all_one_or_some_members_learn() -> None:
+    many = {"ensemble.members": 5}
+    assert drawn(draws_of(recipe_of(**many))).keep.tolist() == [[1.0]] * 5
+
+    one = draws_of(recipe_of(**many, **{"ensemble.learn": "one"}))
+    who = [drawn(one, seed=seed).keep for seed in range(200)]
+    assert all(keep.shape == (5, 1) and float(keep.sum()) == 1 for keep in who)
+    np.testing.assert_allclose(torch.stack(who).mean(0).flatten().numpy(), 0.2, atol=0.09)
+
+    some = draws_of(recipe_of(**many, **{"ensemble.learn": "some", "ensemble.share": 0.3}))
+    kept = torch.stack([drawn(some, seed=seed).keep for seed in range(100)])
+    assert kept.shape == (100, 5, 16)
+    assert kept.unique().tolist() == [0.0, 1.0]
+    assert float(kept.mean()) == pytest.approx(0.3, abs=0.02)
+    assert float(kept.mean((0, 2)).std()) < 0.03  # no member more than another
+    assert not torch.equal(kept[0, 0], kept[0, 1])  # each its own samples
+
+
+def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again() -> None:
+    """CartPole rewards every step with 1: the n-step sum says which n and discount an update saw."""
+    recipe = recipe_of(**{"replay.n_step": "3 -> 1 linear 10 updates", "optim.gamma": 0.5})
+    spec = envs.spec(recipe.env, recipe.protocol)
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), torch.device("cpu"))
+    ring = ring_for(recipe, spec, torch.device("cpu"))
+    assert ring.n == 3
+    no, frame, one = np.zeros(1, bool), np.zeros((1, 4), np.float32), np.ones(1, np.float32)
+    ring.begin(frame)
+    for _ in range(40):
+        ring.add(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))
+    learning, layout = Learning(learner, ring, draw_layout(recipe, spec)), draw_layout(recipe, spec)
+    seen: list[Batch] = []
+    update = learner.update
+    learner.update = lambda batch, draw: (seen.append(batch), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]
+    rng, storage = np.random.default_rng(0), torch.zeros(layout.size, dtype=torch.float64)
+    cases = [(3, 0.5, 1.75, 0.125), (2, 0.5, 1.5, 0.25), (1, 0.5, 1.0, 0.5), (3, 0.1, 1.11, 0.001), (2, 1.0, 2.0, 1.0)]
+    for n, gamma, _, _ in cases:
+        given = {"uniform": rng.random(16), "order": [1, 2, 3, 0], "forbid": False, "keep": 1.0, "rate": 1e-3}
+        packed = layout.pack(**given, horizon=n, gamma=gamma, shift=0, intensity=1.0)
+        storage.copy_(torch.from_numpy(packed))  # as a captured graph is fed: one address, new numbers
+        learning(storage)
+    for batch, (_, _, reward, discount) in zip(seen, cases, strict=True):
+        assert batch.reward.tolist() == pytest.approx([reward] * 16)
+        assert batch.discount.tolist() == pytest.approx([discount] * 16)
+        assert batch.rewarded.all()
+    assert learner.updates == 5
+    assert float(learning.sums[-1]) == 5
+
+
+def test_images_are_shown_as_drawn_and_stored_as_they_were() -> None:
+    recipe = presets.dqn("MinAtar/Breakout").override(
+        {"network.channels": 2, "network.hidden": (8,), "replay.batch": 4, "replay.shift": 2, "compute.device": "cpu"}
+    )
+    spec = envs.spec(recipe.env, recipe.protocol)
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), torch.device("cpu"))
+    ring, draws = ring_for(recipe, spec, torch.device("cpu")), Draws(recipe, spec)
+    rng, no, one = np.random.default_rng(0), np.zeros(1, bool), np.ones(1, np.float32)
+    frames = rng.integers(0, 2, (41, 1, *spec.frame_shape)).astype(spec.frame_dtype)
+    ring.begin(frames[0])
+    for frame in frames[1:]:
+        ring.add(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))
+    stored, seen = ring.frame.clone(), []
+    update = learner.update
+    learner.update = lambda batch, draw: (seen.append((batch, draw)), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]
+    Learning(learner, ring, draws.layout)(torch.from_numpy(draws(rng, forbids=False, step=0, since=0)))
+    (batch, draw) = seen[0]
+    assert draw.shift.shape == (2, 4, 2)
+    assert draw.shift.abs().max() <= 2
+    plain = ring.observation(batch.index)
+    for row, (down, right) in enumerate(draw.shift[0].tolist()):
+        rows, columns = (np.clip(np.arange(10) + by, 0, 9) for by in (down, right))
+        expected = plain[row].numpy()[:, rows][:, :, columns]
+        np.testing.assert_array_equal(batch.observation[row].numpy(), expected)
+    assert torch.equal(ring.frame, stored)

@@ -1,0 +1,209 @@
+"""Every choice that a recipe knows is built: nothing falls through to a default."""
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steadyq import RunFolder, UserError, build, envs, presets
+from steadyq.nets import MLP, MinAtarNet, ResNet
+from steadyq.recipe import Recipe
+from steadyq.run.step import Training
+from steadyq.run.writer import begin
+from steadyq.value import acting, regulation
+from steadyq.value.estimators import Categorical, Quantile, Scalar
+from steadyq.value.operators import Controlled, Double, Greedy, Maxmin
+
+BASE = presets.steady("MinAtar/Breakout", "tiny").override(
+    {
+        "network.channels": 2,
+        "network.hidden": (8,),
+        "ensemble.members": 2,
+        "replay.warmup": 32,
+        "replay.batch": 8,
+        "replay.capacity": 200,
+        "regulation.every": 5,
+        "monitor.every": 0,
+        "record.tensorboard": False,
+        "compute.device": "cpu",
+    }
+)
+NEUTRAL = {"operator.exchange": "none", "operator.forbid": "none"}
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("network.kind", "resnet"): {"network.scale": 1, "network.head_multiple": 4},
+    ("operator.kind", "greedy"): NEUTRAL,
+    ("operator.kind", "double"): NEUTRAL,
+    ("operator.kind", "maxmin"): NEUTRAL,
+    ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
+}
+"""What a choice cannot do without."""
+
+
+def choices() -> list[tuple[str, str]]:
+    """Every value of every field of a section that has but a few."""
+    found = []
+    for section in dataclasses.fields(Recipe):
+        kind = typing.get_type_hints(Recipe)[section.name]
+        if not dataclasses.is_dataclass(kind) or section.name == "protocol":  # the environment's own
+            continue
+        for name, hint in typing.get_type_hints(kind).items():
+            if typing.get_origin(hint) is typing.Literal:
+                found += [(f"{section.name}.{name}", value) for value in typing.get_args(hint)]
+    return found
+
+
+def everything(recipe: Recipe) -> list[object]:
+    """All that a recipe builds."""
+    spec, device = envs.spec(recipe.env, recipe.protocol), build.device_for(recipe)
+    learner = build.learner_for(recipe, spec, torch.Generator().manual_seed(0), device)
+    return [
+        learner,
+        build.ring_for(recipe, spec, device),
+        build.regulation_for(recipe),
+        build.acting_for(recipe, training=True),
+        build.acting_for(recipe, training=False),
+        build.augmentation_for(recipe, spec),
+        build.draw_layout(recipe, spec),
+    ]
+
+
+def test_the_choices_are_found() -> None:
+    found = choices()
+    assert len(found) > 35
+    for known in (("operator.kind", "maxmin"), ("estimator.kind", "categorical"), ("regulation.trigger", "dormant")):
+        assert known in found
+
+
+@pytest.mark.parametrize(("name", "value"), [c for c in choices() if not c[0].startswith("compute.")])
+def test_every_choice_is_built_acts_learns_and_regulates(name: str, value: str, tmp_path: Path) -> None:
+    """A kind that nothing builds raises here, and one that needs others says so in COMPANIONS."""
+    recipe = BASE.override({name: value, **COMPANIONS.get((name, value), {})})
+    everything(recipe)
+    training = Training(recipe, begin(RunFolder(tmp_path), recipe))
+    training.start()
+    while training.step_count < 42:
+        training.step()
+    assert training.learner.updates == 10
+    assert all(p.isfinite().all() for p in training.learner.online.values())
+
+
+@pytest.mark.parametrize(("name", "value"), [c for c in choices() if c[0].startswith("compute.")])
+def test_every_way_to_compute_is_built_or_refused_in_words(name: str, value: str) -> None:
+    recipe = BASE.override({name: value, "network.kind": "resnet", "network.scale": 1, "network.head_multiple": 4})
+    if build.wants_gpu(recipe) and not torch.cuda.is_available():
+        with pytest.raises(UserError, match=f"^{name} {value}"):
+            everything(recipe)
+    else:
+        everything(recipe)
+
+
+BUILT: list[tuple[dict[str, Any], str, type]] = [
+    ({"network.kind": "mlp"}, "network", MLP),
+    ({"network.kind": "minatar"}, "network", MinAtarNet),
+    ({"network.kind": "resnet"}, "network", ResNet),
+    ({"estimator.kind": "scalar"}, "estimator", Scalar),
+    ({"estimator.kind": "quantile"}, "estimator", Quantile),
+    ({"estimator.kind": "categorical"}, "estimator", Categorical),
+    ({"operator.kind": "controlled"}, "operator", Controlled),
+    ({"operator.kind": "greedy", **NEUTRAL}, "operator", Greedy),
+    ({"operator.kind": "double", **NEUTRAL}, "operator", Double),
+    ({"operator.kind": "maxmin", **NEUTRAL}, "operator", Maxmin),
+    ({"regulation.trigger": "spike"}, "trigger", regulation.Spike),
+    ({"regulation.trigger": "periodic"}, "trigger", regulation.Periodic),
+    ({"regulation.trigger": "dormant"}, "trigger", regulation.Dormant),
+    ({"regulation.intervention": "reinitialise"}, "intervention", regulation.Reinitialise),
+    ({"regulation.intervention": "shrink_perturb"}, "intervention", regulation.ShrinkPerturb),
+    ({"regulation.intervention": "recycle", "regulation.trigger": "dormant"}, "intervention", regulation.Recycle),
+    ({"ensemble.act": "mean"}, "acting", acting.Mean),
+    ({"ensemble.act": "minimum"}, "acting", acting.Minimum),
+    ({"ensemble.act": "member"}, "acting", acting.OneMember),
+    ({"ensemble.act": "optimistic"}, "acting", acting.Optimistic),
+]
+
+
+@pytest.mark.parametrize(("changes", "part", "kind"), BUILT, ids=[kind.__name__ for _, _, kind in BUILT])
+def test_a_kind_builds_what_its_name_says(changes: dict[str, Any], part: str, kind: type) -> None:
+    recipe = BASE.override(changes)
+    rules = build.regulation_for(recipe)
+    assert rules is not None
+    built = {
+        "network": build.network_for(recipe, envs.spec(recipe.env, recipe.protocol)),
+        "estimator": build.estimator_for(recipe),
+        "operator": build.operator_for(recipe),
+        "trigger": rules.trigger,
+        "intervention": rules.intervention,
+        "acting": build.acting_for(recipe, training=True),
+    }
+    assert type(built[part]) is kind
+
+
+def test_every_kind_of_an_axis_is_named_above() -> None:
+    """A new kind that is built as another would pass the tests before."""
+    named = {(name, value) for changes, _, _ in BUILT for name, value in changes.items()}
+    switches = {"network.kind", "estimator.kind", "operator.kind", "ensemble.act", "regulation.trigger"}
+    assert {choice for choice in choices() if choice[0] in switches} <= named
+    interventions = {value for name, value in choices() if name == "regulation.intervention"}
+    assert interventions - {"none"} == {value for name, value in named if name == "regulation.intervention"}
+    assert build.regulation_for(BASE.override({"regulation.intervention": "none"})) is None
+
+
+def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
+    recipe = BASE.override(
+        {
+            "estimator.kind": "categorical",
+            "estimator.atoms": 11,
+            "estimator.low": -3.0,
+            "estimator.high": 7.0,
+            "regulation.trigger": "periodic",
+            "regulation.period": 17,
+            "regulation.last": 34,
+            "regulation.intervention": "shrink_perturb",
+            "regulation.encoder": 0.2,
+            "regulation.head": 0.7,
+            "regulation.target": "own",
+            "ensemble.act": "optimistic",
+            "ensemble.bonus": 2.5,
+            "ensemble.learn": "some",
+            "replay.shift": 3,
+            "replay.intensity": 0.1,
+            "replay.n_step": "4 -> 2 linear 9 updates",
+            "optim.rate": "0.01 -> 0.001 linear 9 updates",
+            "optim.decay": 0.2,
+        }
+    )
+    spec = envs.spec(recipe.env, recipe.protocol)
+    assert build.estimator_for(recipe) == Categorical(11, -3.0, 7.0)
+    assert build.regulation_for(recipe) == regulation.Regulation(
+        regulation.Periodic(17, 34), regulation.ShrinkPerturb(0.2, 0.7), "own"
+    )
+    assert build.acting_for(recipe, training=True) == acting.Optimistic(2.5)
+    layout = build.draw_layout(recipe, spec)
+    assert (layout.members, layout.batch, layout.masked, layout.augmented) == (2, 8, True, True)
+    augmentation = build.augmentation_for(recipe, spec)
+    assert (augmentation.shift, augmentation.intensity) == (3, 0.1)
+    assert build.ring_for(recipe, spec, torch.device("cpu")).n == 4
+    learner = build.learner_for(recipe, spec, torch.Generator(), torch.device("cpu"))
+    assert (learner.settings.adam.rate, learner.settings.adam.decay) == (0.01, 0.2)
+    assert not learner.settings.unit_steps
+    dormant = {"regulation.trigger": "dormant", "regulation.dormant": 0.3, "regulation.dormant_share": 0.2}
+    recycling = BASE.override({**dormant, "regulation.intervention": "recycle"})
+    assert build.regulation_for(recycling) == regulation.Regulation(
+        regulation.Dormant(0.3, 0.2), regulation.Recycle(0.3)
+    )
+    assert build.learner_for(recycling, spec, torch.Generator(), torch.device("cpu")).settings.unit_steps
+    assert build.regulation_for(BASE.override({"regulation.threshold": 9.0})) == regulation.Regulation(
+        regulation.Spike(9.0), regulation.Reinitialise()
+    )
+
+
+def test_images_are_augmented_and_nothing_else() -> None:
+    cartpole = presets.steady("CartPole-v1", **{"compute.device": "cpu"})
+    for name, value in (("shift", 4), ("intensity", 0.05)):
+        recipe = cartpole.override({f"replay.{name}": value})
+        with pytest.raises(
+            UserError, match=rf"^replay.{name} needs image observations, Gymnasium/CartPole-v1 has shape"
+        ):
+            everything(recipe)

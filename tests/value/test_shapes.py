@@ -1,0 +1,87 @@
+"""How a draw travels: everything random or decided in an update as one vector, and back."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from steadyq.value.shapes import Batch, DrawLayout
+
+
+def everything(layout: DrawLayout, seed: int = 0) -> dict[str, np.ndarray]:
+    """A different number in every place, of each field's own kind."""
+    rng = np.random.default_rng(seed)
+    whole = {"order", "horizon", "shift"}
+    drawn = {
+        name: rng.integers(-4, 90, shape) if name in whole else rng.random(shape)
+        for name, shape in layout.shapes.items()
+    }
+    drawn["forbid"] = np.asarray(seed % 2)
+    return drawn
+
+
+LAYOUTS = [
+    DrawLayout(members, batch, masked, augmented)
+    for members, batch, masked, augmented in itertools.product((1, 3), (2, 5), (False, True), (False, True))
+]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_draw_comes_back_as_it_was_packed(layout: DrawLayout, seed: int) -> None:
+    given = everything(layout, seed)
+    packed = layout.pack(**given)
+    assert packed.shape == (layout.size,)
+    assert packed.dtype == np.float64
+    draw = layout.unpack(torch.from_numpy(packed))
+    for name, shape in layout.shapes.items():
+        found = getattr(draw, name)
+        assert found.shape == shape, name
+        np.testing.assert_allclose(found.double().numpy(), given[name], rtol=1e-7, err_msg=name)
+    assert draw.order.dtype == draw.horizon.dtype == draw.shift.dtype == torch.int64  # they index
+    assert draw.forbid.dtype == torch.bool
+    assert draw.rate.dtype == draw.gamma.dtype == draw.uniform.dtype == torch.float64  # not rounded on the way
+    assert draw.keep.shape == (layout.members, layout.batch if layout.masked else 1)
+    assert len(draw.shift) == len(draw.intensity) == (2 if layout.augmented else 0)
+
+
+def test_numbers_are_spread_over_the_field() -> None:
+    layout = DrawLayout(2, 3, masked=True, augmented=True)
+    draw = layout.plain(keep=0.5, shift=4, intensity=1.5)
+    assert draw.keep.tolist() == [[0.5] * 3] * 2
+    assert draw.shift.tolist() == [[[4, 4]] * 3] * 2
+    assert draw.intensity.tolist() == [[1.5] * 3] * 2
+
+
+def test_a_plain_draw_decides_nothing() -> None:
+    draw = DrawLayout(3, 4).plain()
+    assert draw.order.tolist() == [0, 1, 2]
+    assert not draw.forbid
+    assert draw.keep.tolist() == [[1.0]] * 3
+    assert int(draw.horizon) == 1
+    assert draw.uniform.tolist() == [1 / 8, 3 / 8, 5 / 8, 7 / 8]
+
+
+@pytest.mark.parametrize("name", DrawLayout(2, 3).shapes)
+def test_a_missing_field_raises(name: str) -> None:
+    layout = DrawLayout(2, 3)
+    given = everything(layout)
+    del given[name]
+    with pytest.raises(ValueError, match="a draw has"):
+        layout.pack(**given)
+
+
+def test_an_unknown_field_and_a_wrong_shape_raise() -> None:
+    layout = DrawLayout(2, 3)
+    with pytest.raises(ValueError, match="a draw has"):
+        layout.plain(order=[1, 0], ordr=[0, 1])
+    with pytest.raises(ValueError, match="broadcast"):
+        layout.plain(order=[1, 0, 2])
+
+
+def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
+    columns = [torch.arange(10 * i, 10 * i + 6) for i in range(9)]
+    part = Batch(*columns).part(2, 5)
+    assert [getattr(part, name).tolist() for name in ("observation", "rewarded")] == [[2, 3, 4], [82, 83, 84]]
+    assert all(len(value) == 3 for value in vars(part).values())
