@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.table import Column, Table
 
@@ -13,6 +13,7 @@ from steadyq.cli.reading import compare, diagnose, report
 from steadyq.cli.suites import paper, ppo, sweep
 from steadyq.cli.terminal import OUT
 from steadyq.cli.training import demo, evaluate, play, train
+from steadyq.envs.modules import no_imports
 from steadyq.errors import UserError, nearest
 from steadyq.run.digests import NO_VERIFY
 
@@ -75,7 +76,8 @@ def _dispatch(words: list[str]) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
-    return COMMANDS[command](rest)
+    with nullcontext() if command in IMPORTING else no_imports():
+        return COMMANDS[command](rest)
 
 
 def _help() -> None:
@@ -90,6 +92,9 @@ def _help() -> None:
     OUT.print("\n`steadyq COMMAND --help` shows a command's options. With any command, `--debug` shows tracebacks, and")
     OUT.print("`--no-verify` takes files that are not what was written, by their digests, as they are.")
 
+
+IMPORTING = ("train", "evaluate", "play", "sweep")
+"""Commands that play games, and import the module of a user's own for it; they say so."""
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Group
 
 from steadyq.cli.options import parse, split_settings
-from steadyq.cli.terminal import OUT, stoppable
+from steadyq.cli.terminal import OUT, say_imports, stoppable
 from steadyq.errors import UserError, nearest
 
 
@@ -66,6 +66,7 @@ def sweep(words: list[str]) -> int:
     study = find_study(options.suite).changed(
         preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
     )
+    say_imports(*study.games)
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from steadyq.envs.modules import said_import
 from steadyq.errors import UserError
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -24,6 +25,12 @@ def check_file(option: str, path: Path | None) -> None:
         raise UserError(f"{option} {path}: this is a folder; name a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"{option} {path}: cannot be written")
+
+
+def say_imports(*games: str) -> None:
+    """Say which modules playing these games imports: they run with all rights of their user."""
+    for said in filter(None, map(said_import, dict.fromkeys(games))):
+        OUT.print(said)
 
 
 def stoppable(work: Callable[[], Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from steadyq.cli.options import parse
-from steadyq.cli.terminal import OUT, check_file, stoppable
+from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 
@@ -45,6 +45,7 @@ def train(words: list[str]) -> int:
         given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
+    say_imports(given.env or "")
     try:
         base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
     except UserError:
@@ -143,6 +144,7 @@ def evaluate(words: list[str]) -> int:
     check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
+    say_imports(recipe.env)
     protocol = recipe.protocol
     if options.sticky is not None:
         protocol = dataclasses.replace(protocol, sticky=options.sticky)
@@ -205,12 +207,14 @@ def play(words: list[str]) -> int:
     options = parse(PlayOptions, words)
 
     from steadyq.recipe import within
+    from steadyq.run.folder import RunFolder
     from steadyq.run.video import record_game
 
     within("--seed", options.seed, 0)
     within("--max-seconds", options.max_seconds, 0.1)
     within("--best-of", options.best_of, 1)
     check_file("--out", options.out)
+    say_imports(RunFolder(options.run).recipe.env)
     score, steps = record_game(
         options.run, options.out, seed=options.seed, best_of=options.best_of, max_seconds=options.max_seconds
     )
