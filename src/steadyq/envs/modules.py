@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from steadyq.errors import UserError, shown
 
@@ -39,11 +40,24 @@ def may_import(game: str) -> None:
 
 def said_import(game: str) -> str:
     """What playing this game imports and from where, in words; empty if it imports nothing of the user's."""
+    module, file = module_of(game), origin(game)
+    return f"importing {module} ({file or 'not found'}) for {game}" if module else ""
+
+
+def origin(game: str) -> Path | None:
+    """Where the module of a game, or the package it is in, would be imported from; found without importing it."""
     if (module := module_of(game)) is None:
-        return ""
+        return None
     try:
-        found = importlib.util.find_spec(module.partition(".")[0])  # the package itself is imported by neither
+        found = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
-        found = None
-    where = (found.origin or ", ".join(found.submodule_search_locations or ())) if found else "not found"
-    return f"importing {module} ({where}) for {game}"
+        return None
+    places = [found.origin, *(found.submodule_search_locations or ())] if found else []
+    return next((Path(place) for place in places if place and place not in ("built-in", "frozen")), None)
+
+
+def folder_of(game: str) -> Path | None:
+    """The folder that has to be on the path for the game's module to be found."""
+    if (file := origin(game)) is None:
+        return None
+    return file.parents[1] if file.stem == "__init__" else file.parent
