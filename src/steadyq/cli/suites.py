@@ -71,6 +71,8 @@ def sweep(words: list[str]) -> int:
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)
     launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    if launcher.note:
+        OUT.print(launcher.note)
     describe(
         plan,
         OUT,
@@ -79,7 +81,10 @@ def sweep(words: list[str]) -> int:
         on_gpu=launcher.on_gpu,
         gpu_hours=options.dry_run,
     )
-    return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
+    if options.dry_run:
+        launcher.close()
+        return 0
+    return launch(plan, launcher, OUT, retries=options.retries)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class Child:
 class LocalProcesses:
     """One process per run, as many at a time as there are CPU slots and GPU slots."""
 
+    note = ""
+
     def __init__(self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0) -> None:
         self.out, self.children = out, list[Child]()
         self.gpus = range(gpus) if gpus_per_run else range(0)
