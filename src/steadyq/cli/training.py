@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from steadyq.cli.options import parse
-from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable
+from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 
@@ -182,7 +182,7 @@ def evaluate(words: list[str]) -> int:
             **counted,
             **provenance(),
         }
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_file(options.json, json.dumps(record, indent=2) + "\n")
     return 0
 
 

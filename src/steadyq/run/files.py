@@ -10,6 +10,10 @@ from pathlib import Path
 from steadyq.errors import UserError
 
 UNFINISHED = ".unfinished"
+LOGS = ("metrics", "events", "diagnostics")
+IDENTITY = ("recipe.toml", "meta.json")
+OWN = ("lock", *IDENTITY, "result.json", *(f"{log}.jsonl" for log in LOGS))
+"""Files of a run, besides its checkpoints."""
 
 
 def open_plain(file: Path, flags: int = os.O_RDONLY) -> int:
@@ -72,6 +76,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def belongs_to_a_run(file: Path) -> bool:
+    """Whether this is a file that a run or a sweep has written, or will write, and that nothing else may."""
+    file = file.resolve()
+    run = any((file.parent / name).is_file() for name in IDENTITY)
+    return (run and file.name in OWN) or file.name == "sweep.toml" or (file.parent / "state.json").is_file()
 
 
 def sync(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from steadyq.envs.modules import folder_of
-from steadyq.errors import UserError
+from steadyq.errors import UserError, printable
 from steadyq.recipe import Recipe
 from steadyq.run.loop import Interrupted, train
 from steadyq.run.step import Diverged
@@ -81,7 +81,7 @@ def main() -> None:
     threading.Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
     ending, message = train_once(recipe, Path(sys.argv[1]))
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
     sys.exit(EXIT[ending])
 
 
