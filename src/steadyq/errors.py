@@ -1,6 +1,7 @@
 """What a user did that cannot work, said in one line."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 SHOWN = 60
@@ -42,3 +43,13 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory has run out; PyTorch says so in a RuntimeError."""
     said = str(error).lower()
     return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may show it: control characters, whose sequences command a terminal, are spelt out."""
+    return text if text.isascii() and text.isprintable() else "".join(map(_spelt, text))
+
+
+def _spelt(character: str) -> str:
+    commands = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t"
+    return character.encode("unicode_escape").decode() if commands else character

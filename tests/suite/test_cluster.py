@@ -3,6 +3,7 @@
 Skips where Ray is not installed; `make test` installs it.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -125,7 +126,7 @@ def sweep(study: Study, out: Path) -> tuple[int, str]:
     plan = make_plan(study, out, here=False)
     launcher = launch.launcher_for("ray", plan, None, 0.0, retries=3)
     code = launch.launch(plan, launcher, console)
-    return code, launcher.words + "\n" + console.file.getvalue()  # type: ignore[attr-defined]
+    return code, f"{launcher.words}\n{launcher.note}\n{console.file.getvalue()}"  # type: ignore[attr-defined]
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -184,6 +185,7 @@ def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
     assert not problems, problems
     assert code == 0, said
     assert "cluster of 2 nodes, 2 runs at a time" in said
+    assert "asks for no token, so that whoever reaches its ports can run code" in said
     assert "2 finished of 2 runs" in said
     assert all(resumed(folder) for folder in folders)
     assert all(step >= 100 for folder in folders for step in resumed(folder))
@@ -244,6 +246,92 @@ def test_a_sweep_through_a_client_server_finishes_runs_and_is_stopped_as_here(
     assert resumed(stopped.path)
 
 
+def listening(of: set[int]) -> set[str]:
+    """Addresses on which these processes listen, by their sockets in /proc."""
+    sockets = set()
+    for process in of:
+        for link in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    found = set()
+    for table, size in (("tcp", 8), ("tcp6", 32)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                packed = b"".join(bytes.fromhex(words[1][i : i + 8])[::-1] for i in range(0, size, 8))
+                found.add(socket.inet_ntop(socket.AF_INET if size == 8 else socket.AF_INET6, packed))
+    return found
+
+
+def descendants(process: int) -> set[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parts[2])] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found, more = {process}, True
+    while more:
+        new = {child for child, parent in parents.items() if parent in found} - found
+        found, more = found | new, bool(new)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_started_here_keeps_to_this_machine_and_asks_for_a_token(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_ray()
+    import grpc
+    from ray._private import services
+    from ray.core.generated import gcs_service_pb2 as messages
+
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    if services.find_gcs_addresses():
+        pytest.skip("somebody's Ray cluster runs on this machine, which would be joined")
+    (tmp_path / "random.py").write_text("raise SystemExit('imported from the working folder')")
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    plan = make_plan(study, tmp_path / "s", here=False)
+    launcher = launch.launcher_for("ray", plan, None, 0.0, retries=1)
+    try:
+        assert "on this machine alone, with a token of its own" in launcher.note
+        assert listening(descendants(os.getpid())) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+        server = grpc.insecure_channel(ray.get_runtime_context().gcs_address)
+        ask = server.unary_unary(
+            "/ray.rpc.JobInfoGcsService/GetNextJobID",
+            request_serializer=messages.GetNextJobIDRequest.SerializeToString,
+            response_deserializer=messages.GetNextJobIDReply.FromString,
+        )
+        for token in ([], [("authorization", "Bearer guessed")]):  # what a second driver asks first
+            with pytest.raises(grpc.RpcError) as refusal:
+                ask(messages.GetNextJobIDRequest(), metadata=token)
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        mine = [("authorization", f"Bearer {os.environ['RAY_AUTH_TOKEN']}")]
+        assert ask(messages.GetNextJobIDRequest(), metadata=mine).job_id
+        paths = ray.get(ray.remote(lambda: sys.path).remote())
+        assert str(tmp_path) not in paths
+    finally:
+        launcher.close()
+    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+    assert not changed & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+
+
+def test_no_cluster_is_started_without_a_token(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray()
+
+    def init(address: str, **options: Any) -> None:
+        assert address == "auto", "nothing is started"
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    plan = make_plan(study, tmp_path / "s", here=False)
+    with pytest.raises(UserError, match=r"starts no cluster that asks for a token; unset RAY_AUTH_MODE"):
+        launch.launcher_for("ray", plan, None, None, retries=1)
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
 def test_no_client_server_is_one_line(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_ray()
 
@@ -276,6 +364,8 @@ def test_without_ray_the_extra_is_named(study: Study, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failures", [0, 2, 3])
 def test_a_client_server_that_is_slow_to_start_is_asked_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray()
+
     class Server:
         asked = 0
 
@@ -290,8 +380,8 @@ def test_a_client_server_that_is_slow_to_start_is_asked_again(failures: int, mon
     server = Server()
     monkeypatch.setattr(cluster_module.time, "sleep", lambda seconds: None)
     if failures < 3:
-        cluster_module._join(server, "ray://head:1")
+        cluster_module._join(server, "ray://head:1", contextlib.ExitStack())
     else:
         with pytest.raises(UserError, match=r"^--on ray://head:1: OSError: too busy$"):
-            cluster_module._join(server, "ray://head:1")
+            cluster_module._join(server, "ray://head:1", contextlib.ExitStack())
     assert server.asked == min(failures + 1, 3)

@@ -1,19 +1,22 @@
 """The `steadyq` command: each subcommand is one function; mistakes cost one line and exit with 2."""
 
+import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.table import Column, Table
 
 from steadyq.cli.machine import bench, doctor, presets
 from steadyq.cli.reading import compare, diagnose, report
 from steadyq.cli.suites import paper, ppo, sweep
-from steadyq.cli.terminal import OUT
+from steadyq.cli.terminal import OUT, complain
 from steadyq.cli.training import demo, evaluate, play, train
-from steadyq.errors import UserError, nearest
+from steadyq.envs.modules import no_imports
+from steadyq.errors import UserError, nearest, one_line, out_of_memory, printable, shown
 from steadyq.run.digests import NO_VERIFY
 
 
@@ -22,30 +25,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug, brave = "--debug" in words, "--no-verify" in words
     words = [word for word in words if word not in ("--debug", "--no-verify")]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a letter that the terminal does not have is not worth a run
     try:
         with _environment(NO_VERIFY, "1" if brave else None):
             sys.exit(_dispatch(words))
-    except UserError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"steadyq: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("steadyq: interrupted; what was saved before stays", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        if debug:
-            raise
-        print(f"steadyq: {error.filename or error}: {error.strerror or 'cannot be used'}", file=sys.stderr)
-        sys.exit(2)
+    except KeyboardInterrupt:
+        complain("interrupted; what was saved before stays")
+        sys.exit(130)
     except Exception as error:
         if debug:
-            raise
-        print(f"steadyq: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
-        sys.exit(1)
+            print(printable(traceback.format_exc()), file=sys.stderr)
+        code, line = _explained(error)
+        complain(line)
+        sys.exit(code)
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """The exit code and the line that an error costs."""
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if out_of_memory(error):
+        return 1, f"memory has run out ({one_line(error)}); what a run had saved stays, and the same command continues"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return 2 if error.errno in WRONG else 1, f"{where}{error.strerror}"
+    return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 
 @contextmanager
@@ -64,6 +73,12 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:
+        try:
+            word.encode()
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise UserError(f"{shown(word)} is no text here: rename the file, or set LC_ALL=C.UTF-8") from None
     if not words or words[0] in ("-h", "--help"):
         _help()
         return 0
@@ -75,7 +90,8 @@ def _dispatch(words: list[str]) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
-    return COMMANDS[command](rest)
+    with nullcontext() if command in IMPORTING else no_imports():
+        return COMMANDS[command](rest)
 
 
 def _help() -> None:
@@ -90,6 +106,12 @@ def _help() -> None:
     OUT.print("\n`steadyq COMMAND --help` shows a command's options. With any command, `--debug` shows tracebacks, and")
     OUT.print("`--no-verify` takes files that are not what was written, by their digests, as they are.")
 
+
+WRONG = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
+"""What the system says of a place that was badly chosen."""
+
+IMPORTING = ("train", "evaluate", "play", "sweep")
+"""Commands that play games, and import the module of a user's own for it; they say so."""
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,

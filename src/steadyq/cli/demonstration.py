@@ -11,7 +11,7 @@ from steadyq.recipe import Recipe
 from steadyq.report.html import times_random, write_report
 from steadyq.run.folder import RunFolder
 from steadyq.run.loop import train
-from steadyq.run.progress import Terminal
+from steadyq.run.progress import SafeConsole, Terminal
 from steadyq.run.video import record_game
 
 ENV = "MinAtar/Breakout"
@@ -33,7 +33,7 @@ def run_demo(out: Path, *, steps: int | None = None, console: Console | None = N
 
     Run again it continues where it was stopped; a part that is already there is not made again.
     """
-    console = console or Console(highlight=False, markup=False, emoji=False)
+    console = console or SafeConsole(soft_wrap=False)
     recipe, folder, video, report = demo_recipe(steps), RunFolder(out / "run"), out / "agent.mp4", out / "report.html"
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: --out needs a folder")

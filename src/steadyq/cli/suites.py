@@ -10,7 +10,7 @@ import tyro
 from rich.console import Group
 
 from steadyq.cli.options import parse, split_settings
-from steadyq.cli.terminal import OUT, stoppable
+from steadyq.cli.terminal import OUT, say_imports, stoppable
 from steadyq.errors import UserError, nearest
 
 
@@ -66,10 +66,13 @@ def sweep(words: list[str]) -> int:
     study = find_study(options.suite).changed(
         preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
     )
+    say_imports(*study.games)
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)
     launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    if launcher.note:
+        OUT.print(launcher.note)
     describe(
         plan,
         OUT,
@@ -78,7 +81,10 @@ def sweep(words: list[str]) -> int:
         on_gpu=launcher.on_gpu,
         gpu_hours=options.dry_run,
     )
-    return 0 if options.dry_run else launch(plan, launcher, OUT, retries=options.retries)
+    if options.dry_run:
+        launcher.close()
+        return 0
+    return launch(plan, launcher, OUT, retries=options.retries)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from steadyq.envs.modules import said_import
+from steadyq.errors import UserError, printable
+from steadyq.run.files import belongs_to_a_run, replace_text
+from steadyq.run.progress import SafeConsole
 
-from steadyq.errors import UserError
-
-OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-"""Prints what it is given, brackets of paths and messages included; a line with colours asks for `markup`."""
+OUT = SafeConsole()
 
 
 def check_file(option: str, path: Path | None) -> None:
@@ -22,8 +22,29 @@ def check_file(option: str, path: Path | None) -> None:
         raise UserError(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise UserError(f"{option} {path}: this is a folder; name a file in it")
+    if belongs_to_a_run(path):
+        raise UserError(f"{option} {path}: this file belongs to a run, which it would destroy; name another")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"{option} {path}: cannot be written")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write what a command was asked for, whole or not at all; a device or a pipe takes it as it comes."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        replace_text(path.resolve(), text)
+
+
+def complain(words: object) -> None:
+    """One line on stderr."""
+    print(printable(f"steadyq: {words}".replace("\n", " ")), file=sys.stderr)
+
+
+def say_imports(*games: str) -> None:
+    """Say which modules playing these games imports: they run with all rights of their user."""
+    for said in filter(None, map(said_import, dict.fromkeys(games))):
+        OUT.print(said)
 
 
 def stoppable(work: Callable[[], Any]) -> int:
@@ -34,9 +55,9 @@ def stoppable(work: Callable[[], Any]) -> int:
     try:
         work()
     except Interrupted as stop:
-        print(f"steadyq: {stop}", file=sys.stderr)
+        complain(stop)
         return 130
     except Diverged as error:
-        print(f"steadyq: {error}", file=sys.stderr)
+        complain(error)
         return 3
     return 0

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from steadyq.cli.options import parse, with_kinds
-from steadyq.cli.terminal import OUT, check_file, stoppable
+from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 
@@ -45,6 +45,7 @@ def train(words: list[str]) -> int:
         given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
+    say_imports(given.env or "")
     try:
         base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
     except UserError:
@@ -147,6 +148,7 @@ def evaluate(words: list[str]) -> int:
     check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
+    say_imports(recipe.env)
     protocol = recipe.protocol
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
     within("--epsilon", epsilon, 0, 1)
@@ -195,7 +197,7 @@ def evaluate(words: list[str]) -> int:
             **counted,
             **provenance(),
         }
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_file(options.json, json.dumps(record, indent=2) + "\n")
     return 0
 
 
@@ -222,6 +224,7 @@ def play(words: list[str]) -> int:
     options = parse(PlayOptions, words)
 
     from steadyq.recipe import within
+    from steadyq.run.folder import RunFolder
     from steadyq.run.video import record_game
 
     within("--seed", options.seed, 0)
@@ -230,6 +233,7 @@ def play(words: list[str]) -> int:
     check_file("--out", options.out)
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
+    say_imports(RunFolder(options.run).recipe.env)
     game = record_game(
         options.run,
         options.out,

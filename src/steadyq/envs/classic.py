@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
+from steadyq.envs.modules import may_import, module_of
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.vector import Array, EnvSpec
 from steadyq.errors import UserError, nearest
@@ -28,7 +29,7 @@ Env = gymnasium.Env[Any, Any]
 
 def canonical(name: str) -> str:
     """Return the registered id that is meant; `module:Id-v0` imports the module that registers it first."""
-    if ":" in name:
+    if module_of(name):
         return name
     if atari := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip)?-v\d+", name, re.IGNORECASE):
         folded = {game.lower(): game for game in ale.games()}
@@ -53,6 +54,7 @@ def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
     given: dict[str, Any] = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
     if render_mode:  # some environments do not take the word at all
         given["render_mode"] = render_mode
+    may_import(game)
     try:
         env: Env = gymnasium.make(game, disable_env_checker=True, **given)
     except gymnasium.error.DependencyNotInstalled as missing:
@@ -117,6 +119,7 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
 
 def frames_per_second(game: str) -> float:
     """Return the speed that the environment declares for its pictures."""
+    may_import(game)
     env = gymnasium.make(game)
     env.close()
     return float(env.metadata.get("render_fps") or 30)

@@ -13,6 +13,10 @@ from typing import IO, Any
 from steadyq.errors import UserError
 
 UNFINISHED = ".unfinished"
+LOGS = ("metrics", "events", "diagnostics")
+IDENTITY = ("recipe.toml", "meta.json")
+OWN = ("lock", *IDENTITY, "result.json", *(f"{log}.jsonl" for log in LOGS))
+"""Files of a run, besides its checkpoints."""
 
 
 def open_plain(file: Path, flags: int = os.O_RDONLY) -> int:
@@ -83,6 +87,13 @@ def append_row(log: IO[str], row: Mapping[str, Any]) -> str:
     log.write(line)
     log.flush()
     return line
+
+
+def belongs_to_a_run(file: Path) -> bool:
+    """Whether this is a file that a run or a sweep has written, or will write, and that nothing else may."""
+    file = file.resolve()
+    run = any((file.parent / name).is_file() for name in IDENTITY)
+    return (run and file.name in OWN) or file.name == "sweep.toml" or (file.parent / "state.json").is_file()
 
 
 def sync(path: Path) -> None:

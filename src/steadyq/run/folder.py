@@ -26,12 +26,7 @@ from torch import Tensor
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import Recipe, flatten
 from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
-from steadyq.run.files import UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
-
-LOGS = ("metrics", "events", "diagnostics")
-IDENTITY = ("recipe.toml", "meta.json")
-OWN = ("lock", "recipe.toml", "meta.json", "result.json", *(f"{log}.jsonl" for log in LOGS))
-"""Files of a run, besides its checkpoints."""
+from steadyq.run.files import IDENTITY, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 
 
 def default_path(recipe: Recipe) -> Path:

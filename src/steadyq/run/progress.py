@@ -5,13 +5,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.segment import Segment
+
+from steadyq.errors import printable
 
 if TYPE_CHECKING:
     from steadyq.run.step import Training
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
+
+
+class SafeConsole(Console):
+    """Prints what it is given, brackets and names of files included; a line with colours asks for `markup`.
+
+    Names and messages come from files of anybody: control characters in them are spelt out, not sent to the terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "soft_wrap": True, "markup": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render as Rich does; what Rich itself tells the terminal is not text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 class Display:
@@ -41,7 +59,7 @@ class Terminal(Display):
     """Shows a progress bar with the numbers that matter."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.console = console or SafeConsole()
         self.progress: Progress | None = None
         self.last_shown = 0.0
         self.steps = 0

@@ -1,5 +1,7 @@
 """A game as a video: played once for its actions, then rebuilt from its seed and drawn."""
 
+import contextlib
+import secrets
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -53,22 +55,26 @@ def record_game(
 
 
 def write_video(pictures: Iterable[np.ndarray], out: Path, fps: float) -> None:
-    """Encode RGB pictures [height, width, 3] with the ffmpeg that imageio-ffmpeg carries."""
+    """Encode RGB pictures [height, width, 3] with the ffmpeg that imageio-ffmpeg carries.
+
+    It takes the file's name for an option or a protocol unless that begins at the root.
+    """
     import imageio_ffmpeg
 
     pictures = iter(pictures)
     first = next(pictures)
     height, width = first.shape[:2]
     codec = {"codec": "libx264", "pix_fmt_out": "yuv420p"} if out.suffix == ".mp4" else {"codec": "gif"}
-    partial = out.with_name(f"{out.stem}.unfinished{out.suffix}")
+    partial = out.with_name(f"{out.stem}.{secrets.token_hex(4)}.unfinished{out.suffix}")
     writer = imageio_ffmpeg.write_frames(
-        str(partial), (width, height), fps=fps, macro_block_size=2, ffmpeg_log_level="error", **codec
+        str(partial.absolute()), (width, height), fps=fps, macro_block_size=2, ffmpeg_log_level="error", **codec
     )
-    writer.send(None)
     try:
-        writer.send(np.ascontiguousarray(first))
-        for picture in pictures:
-            writer.send(np.ascontiguousarray(picture))
+        with contextlib.closing(writer):
+            writer.send(None)
+            writer.send(np.ascontiguousarray(first))
+            for picture in pictures:
+                writer.send(np.ascontiguousarray(picture))
+        partial.replace(out)
     finally:
-        writer.close()
-    partial.replace(out)
+        partial.unlink(missing_ok=True)

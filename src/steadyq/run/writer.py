@@ -21,8 +21,8 @@ from torch import Tensor
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 from steadyq.run.digests import Running, Stamp, check_log, listed, sealed, stamp
-from steadyq.run.files import UNFINISHED, append_row, open_plain, remove, replace_text, sync
-from steadyq.run.folder import LOGS, RunFolder, read_tensors, run_mark
+from steadyq.run.files import LOGS, UNFINISHED, append_row, open_plain, remove, replace_text, sync
+from steadyq.run.folder import RunFolder, read_tensors, run_mark
 
 
 class Busy(UserError):

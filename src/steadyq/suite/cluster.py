@@ -1,24 +1,39 @@
 """Runs on a Ray cluster: Ray places them by CPUs and GPU shares, and starts a run again elsewhere when its node dies.
 
+Who reaches a Ray cluster's ports runs code as the one who started it, unless it asks for a token. One that is started
+here does, with a token of its own, and listens on this machine alone; joining one that does not is said.
+
 A run's folder lies on storage that every node shares under the same path, so a run that is started again continues from
 its last checkpoint, and the sweep follows all of them by reading their folders.
 """
 
+import contextlib
+import importlib
 import os
+import secrets
 import socket
+import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe, within
+from steadyq.run.digests import NO_VERIFY
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
-from steadyq.suite.worker import Ending, train_once
+from steadyq.suite.worker import Ending, search_path, train_once
 
 LOCK_SECONDS, LOCK_TRIES = 3.0, 40
 """How long a run waits for its folder: the process of a node that died may hold the lock a little longer."""
+
+STARTED = "started a Ray cluster for this sweep: on this machine alone, with a token of its own and no dashboard"
+OPEN = (
+    "note: this Ray cluster asks for no token, so that whoever reaches its ports can run code as the one who started "
+    "it; start it with RAY_AUTH_MODE=token"
+)
 
 
 class RayCluster:
@@ -27,14 +42,16 @@ class RayCluster:
     def __init__(self, on: str, threads: int, gpus_per_run: float | None, retries: int) -> None:
         ray = _ray()
         within("--gpus-per-run", gpus_per_run or 0.0, 0, 1)
-        _join(ray, on)
+        self._undo = contextlib.ExitStack()
+        self.note = _join(ray, on, self._undo)
         self.ray, self.retries, self.threads = ray, retries, threads
         have = ray.cluster_resources()
         gpus = have.get("GPU", 0.0)
         self.gpus = (1.0 if gpus else 0.0) if gpus_per_run is None else gpus_per_run
         self.on_gpu = self.gpus > 0
+        self.tasks: dict[Any, Any] = {}
         if self.gpus and not gpus:
-            ray.shutdown()
+            self.close()
             raise UserError("--gpus-per-run: no node of the Ray cluster has a GPU")
         slots = have.get("CPU", 1.0) / threads
         parallel = max(1, int(min(slots, gpus / self.gpus) if self.gpus else slots))
@@ -42,7 +59,6 @@ class RayCluster:
         nodes = sum(node["Alive"] for node in ray.nodes())
         share = f", {self.gpus:g} GPU each" if self.gpus else ""
         self.words = f"Ray cluster of {plural(nodes, 'node')}, {plural(parallel, 'run')} at a time{share}"
-        self.tasks: dict[Any, Any] = {}
 
     def room(self) -> bool:
         """Ray queues what it cannot place yet."""
@@ -54,8 +70,7 @@ class RayCluster:
         A process trains one run only: its GPU memory is then free again, and the settings it made die with it.
         """
         variables = {"OMP_NUM_THREADS": str(self.threads), "STEADYQ_COMMAND": command_line() or ""}
-        if commit := os.environ.get("STEADYQ_COMMIT"):
-            variables["STEADYQ_COMMIT"] = commit
+        variables |= {name: os.environ[name] for name in ("STEADYQ_COMMIT", NO_VERIFY) if os.environ.get(name)}
         task = self.ray.remote(max_calls=1)(train_on_node).options(
             name=entry.run.name,
             num_cpus=self.threads,
@@ -63,7 +78,8 @@ class RayCluster:
             max_retries=self.retries,
             runtime_env={"env_vars": variables},
         )
-        reference = task.remote(entry.run.recipe.to_toml(), str(entry.folder.path.absolute()))
+        recipe = entry.run.recipe
+        reference = task.remote(recipe.to_toml(), str(entry.folder.path.absolute()), search_path(recipe))
         self.tasks[reference] = entry
 
     def poll(self) -> list[tuple[Any, Ending, str]]:
@@ -84,6 +100,7 @@ class RayCluster:
             self.ray.cancel(reference, force=True, recursive=False)
         self.tasks = {}
         self.ray.shutdown()
+        self._undo.close()
 
     def _ending(self, reference: Any) -> tuple[Ending, str]:
         try:
@@ -95,9 +112,10 @@ class RayCluster:
         return ending, words
 
 
-def train_on_node(recipe: str, folder: str) -> tuple[Ending, str]:
+def train_on_node(recipe: str, folder: str, search: list[str]) -> tuple[Ending, str]:
     """Train one run on whichever node this is; its folder must be on storage shared with the sweep."""
     path = Path(folder)
+    sys.path += search
     if not path.parent.is_dir():
         return "refused", f"{path.parent} is not on node {socket.gethostname()}: --out must be on storage nodes share"
     for _ in range(LOCK_TRIES):
@@ -108,28 +126,86 @@ def train_on_node(recipe: str, folder: str) -> tuple[Ending, str]:
     return ending, words
 
 
-def _join(ray: Any, on: str) -> None:
-    """Become a driver of the cluster: on one of its machines, or from outside through its client server."""
+def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
+    """Become a driver of the cluster: on one of its machines, or from outside through its client server.
+
+    Without a cluster one is started here. Returns what is to be said about it.
+    """
     if ray.is_initialized():
-        return
+        return ""
     remote = on.startswith("ray://")
+    quiet = {"log_to_driver": False, "configure_logging": False}
     try:
-        with warnings.catch_warnings(action="ignore"):  # Ray warns at length of what the error below says in a line
+        # Ray warns at length of what the error below says in a line, and its workers would import from where we are.
+        with warnings.catch_warnings(action="ignore"), _at(Path(__file__).parents[2]):
             for again in (True, True, False):
                 try:
-                    ray.init(address=on if remote else None, log_to_driver=False, configure_logging=False)
+                    ray.init(address=on if remote else "auto", **quiet)
                     break
                 except ConnectionAbortedError:  # the server starts a process for each client: not always in time
                     if not again:
                         raise
                     time.sleep(2)
+                except ConnectionError as error:
+                    if remote or os.environ.get("RAY_ADDRESS") or "any running Ray instance" not in str(error):
+                        raise
+                    _keep_to_this_machine(ray, undo)
+                    ray.init(address="local", include_dashboard=False, **quiet)
+                    return STARTED
+        return "" if _asks_for_a_token() else OPEN
     except (ConnectionError, RuntimeError, ValueError) as error:
+        undo.close()
         lines = str(error).strip().splitlines() or [type(error).__name__]
         why = lines[-1 if isinstance(error, ConnectionAbortedError) else 0]  # a traceback ends in what happened
         if remote and "timeout" in why:
             # A server that wants a token stays silent to those without, and Ray's client sends one only if told to.
             why = "no Ray client server answers there; where the cluster has a token, set RAY_AUTH_MODE=token here too"
         raise UserError(f"--on {on}: {why}") from None
+
+
+def _keep_to_this_machine(ray: Any, undo: contextlib.ExitStack) -> None:
+    """Set Ray up so that a cluster started here listens on loopback and asks for a token that only we know."""
+    ray_constants, raylet = ray._private.ray_constants, _raylet()
+    mine = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # what Ray does there, to stay clear of firewalls, is loopback
+    if os.environ.get("RAY_AUTH_MODE", "token") == "token":
+        mine |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in mine}
+    enabled = ray_constants.ENABLE_RAY_CLUSTER
+
+    def back() -> None:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        raylet.Config.initialize("")
+
+    undo.callback(back)
+    os.environ.update(mine)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    raylet.Config.initialize("")  # Ray has read the environment when it was imported
+    if not _asks_for_a_token():
+        raise UserError(f"--on ray: Ray {ray.__version__} starts no cluster that asks for a token; unset RAY_AUTH_MODE")
+
+
+def _asks_for_a_token() -> bool:
+    raylet = _raylet()
+    return bool(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)
+
+
+def _raylet() -> Any:
+    return importlib.import_module("ray._raylet")
+
+
+@contextlib.contextmanager
+def _at(folder: Path) -> Iterator[None]:
+    """Work in another folder."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _ray() -> Any:

@@ -34,6 +34,8 @@ class Launcher(Protocol):
 
     words: str
     """What it is, for the plan."""
+    note: str
+    """What else is to be said about it; empty if nothing."""
     learning: int
     """Runs that learn at the same time at full speed, as far as known: those on one GPU share it."""
     on_gpu: bool

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -20,7 +19,7 @@ from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
 from steadyq.suite.plan import Entry
 from steadyq.suite.study import PlannedRun
-from steadyq.suite.worker import EXIT, Ending
+from steadyq.suite.worker import EXIT, START, Ending, isolated, search_path, send
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,8 @@ class Child:
 
 class LocalProcesses:
     """One process per run, as many at a time as there are CPU slots and GPU slots."""
+
+    note = ""
 
     def __init__(self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0) -> None:
         self.out, self.children = out, list[Child]()
@@ -55,29 +56,32 @@ class LocalProcesses:
         log = self.out / "logs" / f"{entry.run.name}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, entry.run.recipe.compute.threads))
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": _visible(gpu)}
+        environment = {**isolated(os.environ), "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": _visible(gpu)}
         if (command := command_line()) is not None:
             environment.setdefault("STEADYQ_COMMAND", command)
         refuse_links(log.parent)
         with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "steadyq.suite.worker", str(entry.folder.path)],
+                [sys.executable, "-c", START, str(entry.folder.path), *search_path(entry.run.recipe)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=environment,
                 text=True,
+                encoding="utf-8",
                 start_new_session=True,
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a process that died at once is seen by poll
-            _send(process.stdin, entry.run.recipe.to_toml())
+            send(process.stdin, entry.run.recipe)
         self.children.append(Child(entry, process, log, gpu))
 
     def poll(self) -> list[tuple[Entry, Ending, str]]:
         """Collect processes that have ended."""
         ended = [child for child in self.children if child.process.poll() is not None]
         self.children = [child for child in self.children if child not in ended]
+        for child in ended:
+            _hang_up(child.process)
         endings = {code: ending for ending, code in EXIT.items()}
         return [(child.entry, endings.get(child.process.returncode, "crashed"), _last_words(child)) for child in ended]
 
@@ -91,6 +95,7 @@ class LocalProcesses:
         for child in self.children:
             child.process.kill()
             child.process.wait()
+            _hang_up(child.process)
         self.children = []
 
     def _on(self, gpu: int) -> int:
@@ -130,9 +135,11 @@ def _visible(gpu: int | None) -> str:
     return given.split(",")[gpu].strip() if given else str(gpu)
 
 
-def _send(stream: IO[str], text: str) -> None:
-    with stream:
-        stream.write(text)
+def _hang_up(process: subprocess.Popen[str]) -> None:
+    """Close the pipe that told the process that the sweep is there."""
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _last_words(child: Child) -> str:

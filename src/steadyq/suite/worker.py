@@ -1,16 +1,19 @@
 """One run of a sweep in a process of its own: the recipe comes in on stdin, the ending goes out as the exit code.
 
-`python -m steadyq.suite.worker FOLDER < recipe.toml`. The process ends, its state saved, when the sweep's process does.
+The recipe is followed by a line that ends it, and stdin stays open as long as the sweep lives: when it closes, however
+the sweep came to its end, the process stops between two steps with its state saved, or does not even begin.
 """
 
-import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from steadyq.errors import UserError
+from steadyq.envs.modules import folder_of
+from steadyq.errors import UserError, printable
 from steadyq.recipe import Recipe
 from steadyq.run.loop import Interrupted, train
 from steadyq.run.step import Diverged
@@ -19,7 +22,39 @@ from steadyq.run.writer import Busy
 Ending = Literal["finished", "refused", "diverged", "busy", "stopped", "crashed"]
 
 EXIT: dict[Ending, int] = {"finished": 0, "crashed": 1, "refused": 2, "diverged": 3, "busy": 75, "stopped": 130}
-PR_SET_PDEATHSIG = 1
+
+START = "import sys; sys.path += sys.argv[2:]; from steadyq.suite.worker import main; main()"
+"""What the process runs: what it needs is found last, and nothing in the working folder at all (`isolated`)."""
+
+END = "# that is all\n"
+
+
+def search_path(recipe: Recipe) -> list[str]:
+    """Where a run's process finds this package, and the module of the user's own environment if it has one."""
+    own = folder_of(recipe.env)
+    return [str(Path(__file__).parents[2]), *([str(own)] if own else [])]
+
+
+def isolated(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a Python that imports nothing from the working folder, where anybody's random.py may lie."""
+    places = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]  # an empty one means it
+    return {**environment, "PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
+
+
+def send(stream: IO[str], recipe: Recipe) -> None:
+    """Tell a process what to train; it stops when the stream is closed."""
+    stream.write(recipe.to_toml() + END)
+    stream.flush()
+
+
+def receive(stream: IO[str]) -> Recipe | None:
+    """What to train; None if the sweep went before it had said all."""
+    lines: list[str] = []
+    for line in iter(stream.readline, ""):
+        if line == END:
+            return Recipe.from_toml("".join(lines))
+        lines.append(line)
+    return None
 
 
 def train_once(recipe: Recipe, folder: Path) -> tuple[Ending, str]:
@@ -39,20 +74,22 @@ def train_once(recipe: Recipe, folder: Path) -> tuple[Ending, str]:
 
 def main() -> None:
     """Train the recipe on stdin in the folder given."""
-    end_with_parent()
-    ending, message = train_once(Recipe.from_toml(sys.stdin.read()), Path(sys.argv[1]))
+    with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as stream:
+        recipe = receive(stream)
+    if recipe is None:
+        sys.exit(EXIT["stopped"])
+    threading.Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
+    ending, message = train_once(recipe, Path(sys.argv[1]))
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
     sys.exit(EXIT[ending])
 
 
-def end_with_parent() -> None:
-    """Ask Linux for SIGTERM when the sweep is gone, even killed: its runs save their state instead of going astray."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            sys.exit(EXIT["stopped"])
+def _stop_at_end(handle: int) -> None:
+    """Send this process SIGTERM when the sweep is gone: the loop saves its state, and before the loop there is none."""
+    while os.read(handle, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
