@@ -17,8 +17,8 @@ from typing import Any
 
 import steadyq as sq
 from steadyq.monitor.verdict import RULES, Rule, Thresholds, number, sustained
-from steadyq.report.curves import Run, plain, read
-from steadyq.report.html import verdict
+from steadyq.suite.runs import Run, read
+from steadyq.suite.variants import plain
 
 SEEN, HELD_OUT = (0, 1, 2), (3, 4)
 SEEDS = (*SEEN, *HELD_OUT)
@@ -191,7 +191,7 @@ class Judged:
 
     def names(self, seed: int) -> list[str]:
         """What is named, earliest first."""
-        return [finding.name for finding in verdict(self.runs[seed])]
+        return [finding.name for finding in self.runs[seed].verdict().findings]
 
     def right(self, seed: int) -> bool:
         """Whether the verdict is the expected one."""
@@ -294,7 +294,7 @@ def notes(judged: list[Judged]) -> str:
 
 def _later(run: Run) -> set[str]:
     """What is named without the first row."""
-    return {finding.name for finding in verdict(dataclasses.replace(run, diagnostics=run.diagnostics[1:]))}
+    return {finding.name for finding in dataclasses.replace(run, diagnostics=run.diagnostics[1:]).verdict().findings}
 
 
 def tried(runs: Path) -> str:
@@ -302,7 +302,7 @@ def tried(runs: Path) -> str:
     lines = ["| run | steps | declared | verdict | return |", "|---|---|---|---|---|"]
     for case in TRIED:
         run = read(folder(runs, case, 0))
-        said = ", ".join(finding.name for finding in verdict(run)) or "nothing"
+        said = ", ".join(finding.name for finding in run.verdict().findings) or "nothing"
         score = f"{run.result['mean_return']:.4g}" if run.result else "-"
         expected = " or ".join(case.expected)
         lines.append(f"| `{case.name}`: {case.what} | {case.steps:,} | {expected} | {said} | {score} |")
@@ -346,7 +346,7 @@ def levels(judged: list[Judged]) -> str:
 def cost(judged: list[Judged]) -> str:
     """Measuring time over training time, from the rows' own clocks."""
     shares = [
-        100 * sum(row["seconds"] for row in run.diagnostics) / run.rows[-1]["seconds"]
+        100 * run.diagnostics.columns["seconds"].sum() / run.metrics.columns["seconds"][-1]
         for each in judged
         for run in each.runs.values()
     ]

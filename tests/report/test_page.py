@@ -10,7 +10,8 @@ from browser import Browser
 
 import steadyq as sq
 from steadyq.report.charts import CHARTS
-from steadyq.report.html import VIDEO_BYTES, write_report
+from steadyq.report.html import write_report
+from steadyq.report.sections import VIDEO_BYTES
 from steadyq.run.video import write_video
 
 DRAWN = """[...document.querySelectorAll('figure.chart')].map(f => {

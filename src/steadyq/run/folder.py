@@ -14,7 +14,7 @@ The JSONL files are the truth. A checkpoint remembers how long they were; contin
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import Recipe, flatten
 from steadyq.run.files import UNFINISHED
+from steadyq.run.logs import rows
 
 LOGS = ("metrics", "events", "diagnostics")
 
@@ -83,15 +84,15 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
-        return list(_rows(self.path / "metrics.jsonl", text=()))
+        return list(rows(self.path / "metrics.jsonl", "metrics"))
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """Rows of diagnostics.jsonl."""
-        return list(_rows(self.path / "diagnostics.jsonl", text=("spike_layer",)))
+        return list(rows(self.path / "diagnostics.jsonl", "diagnostics"))
 
     def events(self) -> list[dict[str, Any]]:
         """Rows of events.jsonl."""
-        return list(_rows(self.path / "events.jsonl"))
+        return list(rows(self.path / "events.jsonl", "events"))
 
     def check(self, recipe: Recipe) -> None:
         """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
@@ -162,27 +163,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise UserError(f"{file} is damaged ({error}): bring back a copy, or train into another --run folder") from None
-
-
-def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a log; with `text`, no column but these may hold any."""
-    try:
-        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                return  # the half line of a killed run
-            raise UserError(f"{file} is damaged: line {number} is not JSON") from None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
-            raise UserError(f"{file} is damaged: line {number} is not a row with a step")
-        for name, value in row.items():
-            if isinstance(value, str) and text is not None and name not in text:
-                raise UserError(f"{file} is damaged: line {number} has {value!r} for {name}, which is no number")
-        yield row
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

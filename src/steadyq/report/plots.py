@@ -3,21 +3,21 @@
 Every figure states its games, seeds and protocol. Seeds are the only replication: bands and bars resample them.
 """
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steadyq.errors import UserError
-from steadyq.report.charts import shown_name
-from steadyq.report.curves import Array, Run, aggregate, on_grid, step_grid
-from steadyq.report.figures import AXES, DASHES, FORMATS, PALETTE, STYLE, save
+from steadyq.report.curves import series, step_grid
+from steadyq.report.figures import AXES, FORMATS, STYLE, colour, dashes, draw_curve, finish_axes, save, thousands
 from steadyq.report.spikes import spike_map
+from steadyq.report.words import shown_name
 from steadyq.run.progress import plural
+from steadyq.suite.runs import Run
+from steadyq.suite.summaries import Points, Profile
 
 AXES_HERE = {
     **AXES,
@@ -30,44 +30,6 @@ ACROSS, PANEL, MOST_IN_A_ROW = 6, (2.9, 2.35), 5
 
 Cells = Mapping[str, Mapping[str, Sequence[Run]]]
 """Runs by environment and variant, each by seed."""
-
-
-@dataclass(frozen=True)
-class Points:
-    """A summary panel of one value for each variant: of every game, their mean, and its interval over seeds."""
-
-    by_game: Mapping[str, Sequence[float]]
-    mean: Sequence[float]
-    low: Sequence[float] | None
-    high: Sequence[float] | None
-    positions: Sequence[float]
-    """Where the variants stand: numbers they were set to, or their places."""
-    ticks: Sequence[str]
-    numeric: bool
-    axis: str
-    title: str
-    what: str
-    """Which value, for the figure's statement."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A summary panel of score distributions: the share of runs above each normalised score, by variant."""
-
-    thresholds: Array
-    shares: Mapping[str, Array]
-    bands: Mapping[str, Array]
-    axis: str
-
-
-def series(run: Run, column: str) -> tuple[Array, Array]:
-    """A column of a run; `resets_per_check` counts reset (member, layer) pairs at every measurement."""
-    if column != "resets_per_check":
-        return run.series(column)
-    counts = {float(event["step"]): 0 for event in run.of("spikes")}
-    for event in run.of("reset"):
-        counts[float(event["step"])] = counts.get(float(event["step"]), 0) + 1
-    return np.array(list(counts), float), np.array(list(counts.values()), float)
 
 
 def draw_curves(
@@ -112,7 +74,7 @@ def draw_curves(
                 else:
                     _profile(own[place], summary, labels)
         handles = [
-            matplotlib.lines.Line2D([], [], color=_colour(i), linestyle=_dashes(i), linewidth=1.7)
+            matplotlib.lines.Line2D([], [], color=colour(i), linestyle=dashes(i), linewidth=1.7)
             for i in range(len(labels))
         ]
         _words(figure, title, handles, labels, statement(cells, summaries), across)
@@ -145,7 +107,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
             panel.set_title(f"{label} ({plural(len(variants[label]), 'seed')})", fontsize=9)
             panel.invert_yaxis()
             panel.set_yticks(np.arange(len(layers)) + 0.5, layers if place % across == 0 else [], fontsize=6)
-            panel.xaxis.set_major_formatter(_thousands)
+            panel.xaxis.set_major_formatter(thousands)
             if place + across >= len(maps):
                 panel.set_xlabel("environment steps")
         for spare in range(len(maps), across * len(panels)):
@@ -155,7 +117,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         last = panels[0][across]
         for index, found in enumerate(maps.values()):
             ends = found.mean[-max(1, len(found.steps) // 10) :].mean(0)
-            last.plot(ends, np.arange(len(layers)), color=_colour(index), linestyle=_dashes(index), linewidth=1.4)
+            last.plot(ends, np.arange(len(layers)), color=colour(index), linestyle=dashes(index), linewidth=1.4)
         last.invert_yaxis()
         last.set_yticks(np.arange(len(layers)), [])
         last.grid(True)
@@ -225,25 +187,15 @@ def _figure(rows: int, across: int, panel: tuple[float, float] = PANEL) -> tuple
 def _curves(panel: Any, variants: Mapping[str, Sequence[Run]], labels: Sequence[str], column: str) -> None:
     grid = step_grid([run for runs in variants.values() for run in runs])
     for label, runs in variants.items():
-        index = labels.index(label)
-        curve = aggregate(np.stack([on_grid(*series(run, column), grid) for run in runs]))
-        if curve.low is not None:
-            panel.fill_between(grid, curve.low, curve.high, color=_colour(index), alpha=0.18, linewidth=0)
-        panel.plot(grid, curve.mean, color=_colour(index), linestyle=_dashes(index), linewidth=1.5)
-    if len(grid):
-        panel.set_xlim(0, grid[-1])
-    panel.xaxis.set_major_formatter(_thousands)
-    panel.margins(y=0.06)
-    if all(not (line.get_ydata() < 0).any() for line in panel.lines):
-        panel.set_ylim(bottom=0)
-    panel.set_xlabel("environment steps")
+        draw_curve(panel, labels.index(label), runs, column, grid, width=1.5)
+    finish_axes(panel, grid)
 
 
 def _points(panel: Any, points: Points) -> None:
     x = list(points.positions)
     for index, (env, values) in enumerate(points.by_game.items()):
         panel.plot(
-            x, values, color="#888888", linestyle=_dashes(index), linewidth=0.9, marker=".", label=shown_name(env)
+            x, values, color="#888888", linestyle=dashes(index), linewidth=0.9, marker=".", label=shown_name(env)
         )
     error = None
     if points.low is not None and points.high is not None:
@@ -273,8 +225,8 @@ def _profile(panel: Any, profile: Profile, labels: Sequence[str]) -> None:
         index = labels.index(label)
         if label in profile.bands:
             low, high = profile.bands[label]
-            panel.fill_between(profile.thresholds, low, high, color=_colour(index), alpha=0.18, linewidth=0)
-        panel.plot(profile.thresholds, shares, color=_colour(index), linestyle=_dashes(index), linewidth=1.5)
+            panel.fill_between(profile.thresholds, low, high, color=colour(index), alpha=0.18, linewidth=0)
+        panel.plot(profile.thresholds, shares, color=colour(index), linestyle=dashes(index), linewidth=1.5)
     panel.set_ylim(0, 1)
     panel.set_title("Score distribution", fontsize=9)
     panel.set_xlabel(profile.axis)
@@ -301,25 +253,3 @@ def _nothing() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
-
-
-def _thousands(step: float, place: object = None) -> str:
-    if not step:
-        return "0"
-    return f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1e3:g}k" if step >= 1e3 else f"{step:g}"
-
-
-def _colour(index: int) -> str:
-    return PALETTE[index % len(PALETTE)]
-
-
-def _dashes(index: int) -> Any:
-    return DASHES[index % len(DASHES)]
-
-
-def positions(values: Sequence[Any]) -> tuple[list[float], bool]:
-    """Where variants stand on an axis: at their numbers if all are positive and different, else at their places."""
-    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
-    if len(numbers) == len(values) and len(set(numbers)) == len(numbers) > 1 and all(map(math.isfinite, numbers)):
-        return numbers, True
-    return [float(place) for place in range(len(values))], False
