@@ -25,7 +25,7 @@ class ReportOptions:
     """Write one page about one or more runs: curves, diagnostics, scores; opens offline in any browser."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; runs that differ only in their seed are drawn together. Or one sweep folder."""
+    """Run folders or archives of them (.tar.xz); runs that differ only in their seed are drawn together. Or a sweep."""
     out: Path | None = None
     """The page, by default report.html; for a sweep the folder of its report, by default SWEEP/report."""
     video: Path | None = None
@@ -68,7 +68,7 @@ class DiagnoseOptions:
     """Say what is unstable in a run, since which step, how strongly, by which mechanism, and what to try."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, ours or one that the stability monitor wrote for other code."""
+    """Run folder, ours or one that the stability monitor wrote for other code; or one in an archive, A.tar.xz/NAME."""
     json: bool = False
     """Print the findings as JSON."""
     probe: bool = False
@@ -172,7 +172,7 @@ class CompareOptions:
     """Print the scores of several runs by environment, variant and seed; draw their curves."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; runs that differ only in their seed are one variant."""
+    """Run folders, or archives of them (.tar.xz); runs that differ only in their seed are one variant."""
     figure: Path | None = None
     """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
     columns: tuple[str, ...] = ()

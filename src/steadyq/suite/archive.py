@@ -1,6 +1,4 @@
-"""Run folders in one compressed archive: a study that nobody reads file by file.
-
-    tar -cJf minatar.tar.xz --owner=0 --group=0 --exclude={checkpoints,tensorboard,lock} -C sweeps/minatar .
+"""Run folders in one compressed archive, as docs/studies.md packs them: what nobody reads file by file.
 
 A path may go on inside the archive, `minatar.tar.xz/MinAtar-Breakout-*`, to mean some of its runs.
 """

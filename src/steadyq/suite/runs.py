@@ -166,10 +166,10 @@ def read_archive(archive: Path, pattern: str = "*") -> list[Run]:
         folders = run_folders(place, pattern)
         if not folders:
             known = [folder.name for folder in run_folders(place)]
-            there = (
-                f"there are {', '.join(known[:3])}{' ...' * (len(known) > 3)}" if known else "it holds no run folder"
-            )
-            raise UserError(f"{archive} has no run like {pattern}: {there}")
+            if not known:
+                raise UserError(f"{archive} has no run folder in it")
+            more = " ..." * (len(known) > 3)
+            raise UserError(f"{archive} has no run like {pattern}: it has {', '.join(known[:3])}{more}")
         return [
             dataclasses.replace(read(folder), path=archive / folder.relative_to(place), archive=archive)
             for folder in folders
