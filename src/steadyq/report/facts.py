@@ -61,7 +61,7 @@ def _evaluation(run: Run) -> list[tuple[str, Child]]:
     if run.result is None:
         return []
     result = run.result
-    hardware, versions = result.get("hardware", {}), result.get("versions", {})
+    hardware, versions = result.get("hardware") or {}, result.get("versions") or {}
     played = sorted(result["returns"])
     facts: list[tuple[str, Child]] = [
         (

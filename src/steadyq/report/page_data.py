@@ -1,6 +1,7 @@
 """What the page's script draws, as JSON: charts, variants, and per environment the grid, the curves and the words."""
 
 import math
+from collections import Counter
 from typing import Any
 
 from steadyq.report.charts import CHARTS, Chart
@@ -98,7 +99,7 @@ def _spikes(cells: list[Cell]) -> dict[str, Any] | None:
             "steps": numbers(found.steps),
             "mean": [numbers(row) for row in found.mean.T],
             "top": [numbers(row) for row in found.top.T],
-            "threshold": cell.runs[0].recipe.regulation.threshold,
+            "threshold": _short(cell.runs[0].recipe.regulation.threshold),
         }
         for cell, found in maps
     }
@@ -106,20 +107,16 @@ def _spikes(cells: list[Cell]) -> dict[str, Any] | None:
 
 
 def _resets(cells: list[Cell]) -> dict[str, Any] | None:
-    """Marks [step, layer, members reset, highest ratio], by variant."""
-    marks: dict[int, list[list[float]]] = {}
+    """Marks [step, layer, members reset], by variant."""
+    marks: dict[int, list[list[int]]] = {}
     layers: list[str] = []
     for cell in cells:
-        found: dict[tuple[int, str], list[float]] = {}
+        found: Counter[tuple[int, str]] = Counter()
         for run in cell.runs:
             layers += [name for each in run.events.spikes[:1] for name in each.layers if name not in layers]
-            for reset in run.events.resets:
-                found.setdefault((reset.step, reset.layer), []).append(reset.ratio)
+            found.update((reset.step, reset.layer) for reset in run.events.resets)
         layers += [layer for layer in dict.fromkeys(layer for _, layer in found) if layer not in layers]
-        marks[cell.variant] = [
-            [step, layers.index(layer), len(ratios), round(max(ratios), 2)]
-            for (step, layer), ratios in sorted(found.items())
-        ]
+        marks[cell.variant] = [[step, layers.index(layer), count] for (step, layer), count in sorted(found.items())]
     return {"layers": layers, "marks": marks} if any(marks.values()) else None
 
 

@@ -79,9 +79,10 @@ def _heatmap_words(spikes: dict[str, Any] | None, variant: int) -> list[str]:
         f"{name} {'not finite' if row[-1] is None else f'{row[-1]:.2f}'}"
         for name, row in zip(panel["layers"], panel["mean"], strict=True)
     )
+    limit = panel["threshold"] or "none"
     return [
         f"highest ratio of a single member {np.nanmax(top):.2f}, layer {panel['layers'][layer]}, "
-        f"at step {panel['steps'][when]:,.0f}; threshold {panel['threshold']:g}. At the end, mean by layer: {ends}."
+        f"at step {panel['steps'][when]:,.0f}; threshold {limit}. At the end, mean by layer: {ends}."
     ]
 
 

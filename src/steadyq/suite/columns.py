@@ -106,11 +106,10 @@ def read_columns(file: Path, found: Iterator[Row]) -> Columns:
 
 
 class Reset(NamedTuple):
-    """A layer of one member that was reinitialised, and its spike ratio then."""
+    """A layer of one member that was reinitialised."""
 
     step: int
     layer: str
-    ratio: float
 
 
 class Spikes(NamedTuple):
@@ -155,7 +154,7 @@ def read_events(found: Iterator[Row]) -> Events:
                 mean.extend(ratios.mean(0))
                 top.extend(np.fmax.reduce(ratios, axis=0))
             case "reset":
-                resets.append(Reset(last, row["layer"], float(row.get("ratio") or 0.0)))
+                resets.append(Reset(last, row["layer"]))
             case "diverged":
                 diverged.append(row)
     spikes = tuple(

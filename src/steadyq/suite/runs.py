@@ -133,7 +133,9 @@ def read(path: Path | str) -> Run:
     recipe = folder.recipe if meta is None else _stand_in(meta, folder.path / "meta.json")
     result = folder.result
     if result is not None:
+        result = {name: value for name, value in result.items() if value is not None}
         _check_result(result, folder.path / "result.json")
+        result.setdefault("episodes", len(result["returns"]))
     metrics, diagnostics, events = (folder.path / f"{name}.jsonl" for name in ("metrics", "diagnostics", "events"))
     return Run(
         Path(path),
@@ -186,16 +188,14 @@ def _check_result(result: Mapping[str, Any], file: Path) -> None:
     """Raise if a value is not of the kind that its readers rely on; what is not known here is not read."""
     for names, fits, kind in (
         (_NUMBERS, _finite, "number"),
-        (_COUNTS, lambda value: type(value) is int and 0 <= value < 2**63, "whole number"),
-        (_TEXTS, lambda value: isinstance(value, str), "text"),
+        (_COUNTS, _is_count, "whole number"),
+        (_TEXTS, _is_text, "text"),
         (_TABLES, lambda value: isinstance(value, dict) and all(map(_simple, value.values())), "table of words"),
     ):
         for name in names:
             needed = name in ("mean_return", "random_return")
-            if (value := result.get(name)) is None and not needed:
-                continue
-            if not fits(value):
-                but = f" but {shown(value)}" if name in result else ""
+            if (name in result or needed) and not fits(result.get(name)):
+                but = f" but {shown(result[name])}" if name in result else ""
                 raise UserError(f"{file} is damaged: {name} is no {kind}{but}")
     returns = result.get("returns")
     if not isinstance(returns, list) or not returns or not all(map(_finite, returns)):
@@ -206,17 +206,28 @@ def _finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _simple(value: Any) -> bool:
     return value is None or isinstance(value, str) or type(value) is int
 
 
 def _stand_in(meta: Mapping[str, Any], file: Path) -> Recipe:
     """A recipe that carries the few things every run has."""
-    for name, kind, word in (("env", str, "text"), ("name", str, "text"), ("evaluation", str, "text"),
-                             ("seed", int, "whole number"), ("steps", int, "whole number"),
-                             ("actions", int, "whole number"), ("protocol", dict, "table")):  # fmt: skip
-        if meta.get(name) is not None and type(meta[name]) is not kind:
-            raise UserError(f"{file} is damaged: {name} is no {word} but {shown(meta[name])}")
+    for names, fits, kind in (
+        (("env", "name", "evaluation"), _is_text, "text"),
+        (("seed", "steps", "actions"), _is_count, "whole number"),
+        (("protocol",), lambda value: isinstance(value, dict), "table"),
+    ):
+        for name in names:
+            if meta.get(name) is not None and not fits(meta[name]):
+                raise UserError(f"{file} is damaged: {name} is no {kind} but {shown(meta[name])}")
     rules = dict(meta.get("protocol") or {"name": "gymnasium"})
     if not isinstance(name := rules.pop("name", None), str):
         raise UserError(f"{file} is damaged: protocol.name is no text but {shown(name)}")
