@@ -242,3 +242,20 @@ def test_text_becomes_markup_through_one_door() -> None:
     assert isinstance(tag("i") + "<", Markup)
     assert tag("i") + "<" == "<i></i>&lt;"
     assert text("'") == "&#x27;"
+
+
+def test_reading_a_run_imports_nothing_of_its_environment(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = shutil.copytree(short, tmp_path / "run")
+    recipe = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(recipe.replace("Gymnasium/CartPole-v1", "Gymnasium/stranger:Env-v0"))
+    write_report([run], tmp_path / "page.html")
+    assert "stranger:Env-v0" in (tmp_path / "page.html").read_text()
+    with pytest.raises(SystemExit):
+        cli.main(["compare", str(run)])
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", str(run)])
+    assert not (tmp_path / "imported").exists()
