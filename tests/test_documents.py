@@ -1,6 +1,7 @@
-"""Numbers in the documents come out of the commands printed above them, run on the files in the repository."""
+"""Numbers and figures in the documents come out of the commands printed with them, run on the stored results."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ TABLES = [
     for document in WITH_SCORES
     for found in re.findall(r"^`steadyq (compare \S+)`.*?\n\n((?:\|.*\n)+)", (ROOT / document).read_text(), flags=re.M)
 ]
+FIGURES = re.findall(
+    r"^\| `(docs/\S+\.svg)` \| `steadyq ([^`]+)`(?:, its `(\S+)`)? \|$",
+    (ROOT / "results" / "README.md").read_text(),
+    flags=re.M,
+)
 
 
 @pytest.mark.parametrize(("command", "table"), TABLES, ids=[command for command, _ in TABLES])
@@ -21,16 +27,33 @@ def test_tables_of_scores_are_what_their_command_prints(
     command: str, table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    word, pattern = command.split()
     with pytest.raises(SystemExit):
-        main([word, *map(str, sorted(Path().glob(pattern))), "--markdown"])
+        main([*command.split(), "--markdown"])
     assert capsys.readouterr().out == table
 
 
 def test_the_documents_have_their_tables() -> None:
-    shown = [command.removeprefix("compare results/") for command, _ in TABLES]
-    studies = ["studies/decoupling/Min*", "studies/ensemble-size/Min*", "studies/precision/Atari*"]
-    assert shown == ["cartpole/*", "minatar/*", "atari/*", *studies]
+    shown = [command.removeprefix("compare results/").removesuffix(".tar.xz") for command, _ in TABLES]
+    assert shown == ["cartpole", "minatar", "atari", "decoupling", "ensemble-size", "precision"]
+
+
+@pytest.mark.parametrize(("figure", "command", "file"), FIGURES, ids=[figure for figure, *_ in FIGURES])
+def test_figures_are_what_their_command_draws(
+    figure: str, command: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    drawn = tmp_path / (file or "figure.svg")
+    words = [{figure: str(drawn), "report": str(tmp_path)}.get(word, word) for word in shlex.split(command)[1:]]
+    with pytest.raises(SystemExit) as stop:
+        main([command.split()[0], *words])
+    assert stop.value.code == 0
+    assert drawn.read_bytes() == (ROOT / figure).read_bytes()
+
+
+def test_every_figure_of_results_has_its_command() -> None:
+    drawn_by_hand = {"docs/architecture.svg"}
+    shown = {f"docs/{file.name}" for file in (ROOT / "docs").glob("*.svg")}
+    assert {figure for figure, *_ in FIGURES} == shown - drawn_by_hand
 
 
 def test_tables_of_times_are_what_their_command_prints(

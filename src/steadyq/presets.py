@@ -106,7 +106,7 @@ def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
             intensity=0.05 if atari else 0.0,  # [BBF]
             warmup=max(base.replay.warmup, 10 * lanes),
         ),
-        # [ours] Adam as it is in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over
+        # [ours] Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over
         # quantile pairs, and hardly anything is learned; its weight decay did not pay (results/swift-settling).
         optim=replace(base.optim, gamma=f"0.97 -> 0.997 exponential {max(cycle // 4, 1)} updates"),  # [BBF]
         explore=replace(

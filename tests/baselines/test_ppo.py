@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 
 from steadyq import cli
 from steadyq.baselines.ppo import Impala, Ppo, train_ppo
-from steadyq.report.sweep import read_sweep, tables, write_sweep_report
+from steadyq.report.sweep import write_sweep_report
 from steadyq.run.folder import RunFolder
+from steadyq.suite.sweep import read_sweep
+from steadyq.suite.tables import tables
 
 SMALL = {"lanes": 2, "rollout": 16, "steps": 100, "episodes": 1}
 WORDS = ["ppo", "CoinRun", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from stored import stored
 
 from steadyq import RunFolder
 from steadyq.cli import COMMANDS, main
@@ -24,7 +25,8 @@ QUICK = [
 
 
 ROOT = Path(__file__).parents[2]
-ATARI = sorted(map(str, (ROOT / "results" / "atari").iterdir()))
+ATARI = sorted(map(str, stored("atari").iterdir()))
+CARTPOLE = str(ROOT / "results" / "cartpole.tar.xz" / "Gymnasium-CartPole-v1-forbid-none-seed0")
 
 
 def run(*words: str) -> int:
@@ -104,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--json nowhere/scores.json: there is no folder nowhere",
         ),
         (["evaluate", ATARI[0], "--json", "."], "this is a folder"),
-        (["diagnose", str(ROOT / "results/cartpole/none-seed0")], "it learned, but has no diagnostics.jsonl"),
+        (["diagnose", CARTPOLE], "it learned, but has no diagnostics.jsonl"),
         (["bench", "--section", "cpu", "--scales", "4x2"], "--scales are those of section gpu"),
         (["diagnose", ATARI[0], "--thresholds.spik", "3"], "did you mean --thresholds.spike?"),
         (["diagnose", ATARI[0], "--thresholds.rows", "0"], "--thresholds.rows must be at least 1, got 0"),

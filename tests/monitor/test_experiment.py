@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "results" / "diagnose"
+RUNS = ROOT / "results" / "diagnose.tar.xz"
 
 
 def script(name: str) -> ModuleType:
@@ -30,17 +30,18 @@ def test_the_page_comes_from_the_stored_runs(study: ModuleType) -> None:
 
 
 def test_the_stored_runs_are_the_declared_ones(study: ModuleType) -> None:
-    for judged in study.load(RUNS):
+    found = study.load(RUNS)
+    for judged in study.judge(found):
         for seed, run in judged.runs.items():
             case = judged.case
             assert (run.recipe.preset, run.recipe.seed, run.last_step) == (case.preset, seed, case.steps), run.path
             changes = {**dict(run.changes), "seed": seed}
             assert all(changes.get(name) == value for name, value in case.changes.items()), run.path
-    assert len(list(RUNS.iterdir())) == len(study.CASES) * len(study.SEEDS) + len(study.TRIED)
+    assert len(found) == len(study.CASES) * len(study.SEEDS) + len(study.TRIED)
 
 
 def test_healthy_runs_are_left_alone_and_the_issue_of_each_sick_one_is_named(study: ModuleType) -> None:
-    judged = {each.case.name: each for each in study.load(RUNS)}
+    judged = {each.case.name: each for each in study.judge(study.load(RUNS))}
     for each in judged.values():
         if not each.case.expected:
             assert all(each.right(seed) for seed in study.SEEDS), each.case.name

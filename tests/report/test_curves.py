@@ -10,7 +10,9 @@ import pytest
 from steadyq.errors import UserError
 from steadyq.presets import dqn, steady
 from steadyq.recipe import Recipe
-from steadyq.report.curves import aggregate, brief, compare, on_grid, read, step_grid
+from steadyq.report.curves import aggregate, on_grid, series, step_grid
+from steadyq.suite.runs import read, read_runs
+from steadyq.suite.variants import brief, group
 
 
 def make_run(folder: Path, recipe: Recipe, rows: list[dict[str, object]]) -> Path:
@@ -30,7 +32,7 @@ def test_seeds_of_one_recipe_are_one_variant(tmp_path: Path) -> None:
         )
         for seed in (1, 0)
     ]
-    grouped = compare(paths)
+    grouped = group(read_runs(paths))
     assert grouped.labels == ("steady", "steady, forbid none", "dqn")
     assert [[run.seed for run in cell.runs] for cell in grouped.cells] == [[0, 1]] * 3
     assert grouped.envs == ("Gymnasium/CartPole-v1",)
@@ -43,7 +45,7 @@ def test_what_all_runs_of_an_environment_share_is_not_in_the_name(tmp_path: Path
         make_run(tmp_path / "b", steady("CartPole-v1", **changes, **{"ensemble.members": 8}), []),
         make_run(tmp_path / "c", steady("MinAtar/Breakout", steps=10), []),
     ]
-    grouped = compare(paths)
+    grouped = group(read_runs(paths))
     assert grouped.labels == ("steady", "steady, members 8")
     assert [(cell.env, cell.variant) for cell in grouped.cells] == [
         ("Gymnasium/CartPole-v1", 0),
@@ -58,19 +60,19 @@ def test_recording_and_hardware_do_not_make_a_variant(tmp_path: Path) -> None:
         make_run(tmp_path / "a", steady("CartPole-v1"), []),
         make_run(tmp_path / "b", steady("CartPole-v1", **elsewhere), []),
     ]
-    assert compare(paths).labels == ("steady",)
+    assert group(read_runs(paths)).labels == ("steady",)
 
 
 def test_same_folder_counts_once_and_same_seed_is_refused(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", steady("CartPole-v1"), [])
-    assert len(compare([first, tmp_path / "." / "a"]).runs) == 1
+    assert len(read_runs([first, tmp_path / "." / "a"])) == 1
     shutil.copytree(first, tmp_path / "b")
     with pytest.raises(UserError, match="same seed 0"):
-        compare([first, tmp_path / "b"])
+        group(read_runs([first, tmp_path / "b"]))
     with pytest.raises(UserError, match="at least one"):
-        compare([])
+        group([])
     with pytest.raises(UserError, match="not a run folder"):
-        compare([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_short_names_only_where_they_are_unambiguous() -> None:
@@ -109,7 +111,7 @@ def test_share_of_nothing_is_a_gap(tmp_path: Path) -> None:
         {"step": 2, "same_action_rewarded": 0.5, "rewarded": 0.1},
     ]
     run = read(make_run(tmp_path / "a", steady("CartPole-v1"), rows))
-    assert run.series("same_action_rewarded")[0].tolist() == [2]
+    assert series(run, "same_action_rewarded")[0].tolist() == [2]
 
 
 def test_mean_stops_where_a_seed_stops_and_one_seed_has_no_interval() -> None:

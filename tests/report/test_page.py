@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser
+from stored import stored
 
 import steadyq as sq
 from steadyq.report.charts import CHARTS
-from steadyq.report.html import VIDEO_BYTES, write_report
+from steadyq.report.html import write_report
+from steadyq.report.sections import VIDEO_BYTES
 from steadyq.run.video import write_video
 
 DRAWN = """[...document.querySelectorAll('figure.chart')].map(f => {
@@ -224,7 +226,7 @@ def test_links_lead_to_the_raw_files(single: Path, browser: Browser) -> None:
 def test_verdict_is_read_at_a_glance_and_on_paper(
     cartpole: dict[str, list[Path]], tmp_path: Path, browser: Browser
 ) -> None:
-    sick = next((Path(__file__).parents[2] / "results" / "diagnose").glob("rate*"))
+    sick = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed0"
     write_report([sick], tmp_path / "one.html")
     browser.open(tmp_path / "one.html", width=390, phone=True)
     assert browser.run("document.querySelector('.findings .parameter .name').textContent").startswith("violent updates")
@@ -247,7 +249,7 @@ def test_verdict_is_read_at_a_glance_and_on_paper(
 
 
 def test_one_member_has_no_disagreement_to_draw(tmp_path: Path) -> None:
-    alone = next((Path(__file__).parents[2] / "results" / "diagnose").glob("rate*"))
+    alone = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed0"
     write_report([alone], tmp_path / "one.html")
     page = (tmp_path / "one.html").read_text()
     assert 'id="chart-spread"' not in page

@@ -11,11 +11,13 @@ from rich.console import Console
 
 from steadyq.cli import demonstration as demo
 from steadyq.errors import UserError
-from steadyq.report.charts import _evaluation, figure
-from steadyq.report.curves import compare as group
+from steadyq.report.charts import _evaluation
 from steadyq.report.figures import compare
 from steadyq.report.games import bin_edges
 from steadyq.report.html import write_report
+from steadyq.report.words import figure
+from steadyq.suite.runs import read_runs
+from steadyq.suite.variants import group
 
 
 def test_page_states_what_was_run(cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
@@ -49,9 +51,9 @@ def test_unfinished_empty_and_diverged_runs_are_said_to_be(cartpole: dict[str, l
     write_report([run], tmp_path / "report.html")
     assert "Not finished: run (800 of 800 steps)." in (tmp_path / "report.html").read_text()
     with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "diverged", "step": 700, "message": "not finite: <loss>"}) + "\n")
+        file.write(json.dumps({"event": "diverged", "step": 801, "message": "not finite: <loss>"}) + "\n")
     write_report([run], tmp_path / "report.html")
-    assert "diverged at step 700: not finite: &lt;loss&gt;" in (tmp_path / "report.html").read_text()
+    assert "diverged at step 801: not finite: &lt;loss&gt;" in (tmp_path / "report.html").read_text()
     (run / "metrics.jsonl").unlink()
     (run / "events.jsonl").unlink()
     write_report([run], tmp_path / "report.html")
@@ -88,7 +90,7 @@ def test_marks_stand_at_each_runs_own_end(cartpole: dict[str, list[Path]], tmp_p
     short = shutil.copytree(cartpole["none"][0], tmp_path / "short")
     result = json.loads((short / "result.json").read_text())
     (short / "result.json").write_text(json.dumps({**result, "steps": 400}))
-    marks = _evaluation([*group([short, *cartpole["rewarded"]]).cells])
+    marks = _evaluation([*group(read_runs([short, *cartpole["rewarded"]])).cells])
     assert {mark.step for mark in marks if mark.variant is not None} == {400, 800}
 
 
@@ -117,7 +119,7 @@ def test_a_video_that_is_none_is_refused(cartpole: dict[str, list[Path]], tmp_pa
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 def test_figure_files(suffix: str, cartpole: dict[str, list[Path]], tmp_path: Path) -> None:
     files = [tmp_path / f"{n}.{suffix}" for n in (1, 2)]
-    variants = {"constraint on": cartpole["rewarded"], "constraint off": cartpole["none"]}
+    variants = {"constraint on": read_runs(cartpole["rewarded"]), "constraint off": read_runs(cartpole["none"])}
     for file in files:
         compare(variants, ["return_10", "q_taken"], file, title="CartPole")
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -130,12 +132,13 @@ def test_figure_files(suffix: str, cartpole: dict[str, list[Path]], tmp_path: Pa
 def test_figures_refuse_what_cannot_be_compared(
     cartpole: dict[str, list[Path]], breakout: Path, tmp_path: Path
 ) -> None:
+    runs = {name: read_runs(paths) for name, paths in cartpole.items()}
     with pytest.raises(UserError, match="must end in"):
-        compare(cartpole, ["loss"], tmp_path / "figure.jpg")
+        compare(runs, ["loss"], tmp_path / "figure.jpg")
     with pytest.raises(UserError, match="no run has 'los'"):
-        compare(cartpole, ["los"], tmp_path / "figure.svg")
+        compare(runs, ["los"], tmp_path / "figure.svg")
     with pytest.raises(UserError, match="share their environment"):
-        compare({**cartpole, "other": [breakout]}, ["loss"], tmp_path / "figure.svg")
+        compare({**runs, "other": read_runs([breakout])}, ["loss"], tmp_path / "figure.svg")
     with pytest.raises(UserError, match="at least one run"):
         compare({"empty": []}, ["loss"], tmp_path / "figure.svg")
 

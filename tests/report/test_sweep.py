@@ -11,12 +11,16 @@ from browser import Browser
 
 from steadyq import cli
 from steadyq.errors import UserError
-from steadyq.report.curves import read
-from steadyq.report.studies import Points, positions, series, statement
-from steadyq.report.sweep import read_sweep, summaries, tables, write_sweep_report
+from steadyq.report.curves import series
+from steadyq.report.plots import statement
+from steadyq.report.sweep import write_sweep_report
 from steadyq.scores.published import atari100k, procgen
 from steadyq.scores.tables import Table
+from steadyq.suite.runs import read
 from steadyq.suite.study import PlannedRun, Study, find_study
+from steadyq.suite.summaries import Points, positions, summaries
+from steadyq.suite.sweep import read_sweep
+from steadyq.suite.tables import tables
 
 LAYERS = ["stem.0", "layer1.0", "head.1"]
 
@@ -34,7 +38,8 @@ def make_up(study: Study, out: Path, score: Any, finished: Any = lambda run: Tru
         for step in range(100, 501, 100):
             ratios = [[1.5 + step / 500 * (layer + 1) for layer in range(3)]] * 2
             events.append({"event": "spikes", "step": step, "layers": LAYERS, "ratios": ratios})
-        events.append({"event": "reset", "step": 300, "member": 0, "layer": "head.1", "ratio": 7.0})
+            if step == 300:
+                events.append({"event": "reset", "step": step, "member": 0, "layer": "head.1", "ratio": 7.0})
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         if finished(run):

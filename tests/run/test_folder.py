@@ -18,11 +18,11 @@ import torch
 
 from steadyq import RunFolder, UserError, presets
 from steadyq.recipe import Recipe
-from steadyq.report.curves import read
 from steadyq.run import writer as module
 from steadyq.run.folder import default_path
 from steadyq.run.loop import train
 from steadyq.run.writer import Checkpoint, Writer, begin
+from steadyq.suite.runs import read
 
 RECIPE = presets.dqn("CartPole-v1")
 

@@ -8,11 +8,12 @@ from rich.console import Console
 from steadyq.errors import UserError
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
-from steadyq.report.html import times_random, write_report
+from steadyq.report.html import write_report
 from steadyq.run.folder import RunFolder
 from steadyq.run.loop import train
 from steadyq.run.progress import SafeConsole, Terminal
 from steadyq.run.video import record_game
+from steadyq.suite.tables import times_random
 
 ENV = "MinAtar/Breakout"
 STEPS = 25_000

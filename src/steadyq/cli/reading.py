@@ -13,12 +13,12 @@ from rich.text import Text
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError
-from steadyq.monitor.verdict import LEVELS, Thresholds
+from steadyq.monitor.verdict import LEVELS, SAID, Thresholds
 from steadyq.recipe import within
 from steadyq.schedule import Schedule
 
 if TYPE_CHECKING:
-    from steadyq.report.curves import Run
+    from steadyq.suite.runs import Run
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ReportOptions:
     """Write one page about one or more runs: curves, diagnostics, scores; opens offline in any browser."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; runs that differ only in their seed are drawn together. Or one sweep folder."""
+    """Run folders or archives of them (.tar.xz); runs that differ only in their seed are drawn together. Or a sweep."""
     out: Path | None = None
     """The page, by default report.html; for a sweep the folder of its report, by default SWEEP/report."""
     video: Path | None = None
@@ -38,8 +38,9 @@ def report(words: list[str]) -> int:
     options = parse(ReportOptions, words)
 
     from steadyq.report.html import write_report
+    from steadyq.suite.sweep import is_sweep
 
-    if len(options.runs) == 1 and (options.runs[0] / "sweep.toml").is_file():
+    if len(options.runs) == 1 and is_sweep(options.runs[0]):
         if options.video:
             raise UserError(f"--video: the report of a sweep shows none; name one of the runs in {options.runs[0]}")
         return _report_sweep(options.runs[0], options.out)
@@ -68,7 +69,7 @@ class DiagnoseOptions:
     """Say what is unstable in a run, since which step, how strongly, by which mechanism, and what to try."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, ours or one that the stability monitor wrote for other code."""
+    """Run folder, ours or one that the stability monitor wrote for other code; or one in an archive, A.tar.xz/NAME."""
     json: bool = False
     """Print the findings as JSON."""
     probe: bool = False
@@ -81,36 +82,36 @@ def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
     options = parse(DiagnoseOptions, words)
 
-    from steadyq.report.curves import read
-    from steadyq.report.html import judgeable, verdict
+    from steadyq.suite.runs import read_runs
 
     for name, value in dataclasses.asdict(options.thresholds).items():
         within(f"--thresholds.{name}".replace("_", "-"), value, 1 if name == "rows" else 0)
-    run = read(options.run)
-    if not run.diagnostics and not run.of("diverged"):
+    run, *others = read_runs([options.run])
+    if others:
+        raise UserError(f"{options.run} holds {1 + len(others)} runs: name one, as in {run.path}")
+    verdict = run.verdict(options.thresholds)
+    if verdict.state == "not measured":
         raise UserError(f"{options.run} has no diagnostics: {_why_none(run)}")
-    found = verdict(run, options.thresholds)
-    last = run.diagnostics[-1]["step"] if run.diagnostics else 0
-    enough = judgeable(run, options.thresholds)
+    last = run.diagnostics[-1]["step"] if verdict.measurements else 0
     probe = _probe(options.run) if options.probe else None
     if options.json:
         record = {
             "run": str(options.run),
-            "measurements": len(run.diagnostics),
+            "measurements": verdict.measurements,
             "last_step": last,
-            "enough": enough,
-            "findings": [finding.to_dict() for finding in found],
+            "enough": verdict.enough,
+            "findings": [finding.to_dict() for finding in verdict.findings],
             "thresholds": dataclasses.asdict(options.thresholds),
         }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
         return 0
-    measured = f"{len(run.diagnostics)} measurements to step {last:,}"
+    measured = f"{verdict.measurements} measurements to step {last:,}"
     OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
-    if not enough:
-        OUT.print(f"too few measurements to judge: rules need {options.thresholds.rows} in a row", style="yellow")
-    elif not found:
-        OUT.print("nothing unstable was found", style="green")
-    for finding in found:
+    if not verdict.enough:
+        OUT.print(f"{SAID['too few']}: rules need {options.thresholds.rows} in a row", style="yellow")
+    elif verdict.state == "stable":
+        OUT.print(SAID["stable"], style="green")
+    for finding in verdict.findings:
         OUT.print(Text.assemble((finding.name, "red"), f"  {LEVELS[finding.mechanism]}"), soft_wrap=True)
         OUT.print(f"  {finding.what} {finding.when()}{finding.against()}", soft_wrap=True)
         OUT.print(f"  {finding.advice()}", soft_wrap=True)
@@ -128,7 +129,7 @@ def _why_none(run: "Run") -> str:
         return "the monitor has seen no update"
     if run.recipe.monitor.every == 0:
         return "train it with monitor.every above 0"
-    if any(row.get("updates") for row in run.rows):
+    if run.counts.get("updates"):
         return "it learned, but has no diagnostics.jsonl, or an empty one"
     return f"it has made no update so far (replay.warmup {run.recipe.replay.warmup:,})"
 
@@ -172,7 +173,7 @@ class CompareOptions:
     """Print the scores of several runs by environment, variant and seed; draw their curves."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; runs that differ only in their seed are one variant."""
+    """Run folders, or archives of them (.tar.xz); runs that differ only in their seed are one variant."""
     figure: Path | None = None
     """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
     columns: tuple[str, ...] = ()
@@ -187,14 +188,14 @@ def compare(words: list[str]) -> int:
     """Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."""
     options = parse(CompareOptions, words)
 
-    import numpy as np
-
-    from steadyq.report import curves, figures
-    from steadyq.scores.statistics import mean_interval
+    from steadyq.report import figures
+    from steadyq.suite.runs import read_runs
+    from steadyq.suite.tables import score_rows
+    from steadyq.suite.variants import group
 
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
-    comparison = curves.compare(options.runs)
+    comparison = group(read_runs(options.runs))
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
     if (options.columns or options.title) and not options.figure:
@@ -203,20 +204,18 @@ def compare(words: list[str]) -> int:
         raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
     rows: list[tuple[str, ...]] = []
-    for cell in comparison.cells:
-        scores = cell.scores
-        low, high = mean_interval(scores) if len(scores) > 1 else (float("nan"), float("nan"))
-        baseline = [run.result["random_return"] for run in cell.runs if run.result]
-        row = (
-            cell.env,
-            comparison.labels[cell.variant],
-            f"{len(scores)}" + (f" of {len(cell.runs)} finished" if len(scores) < len(cell.runs) else ""),
-            " ".join(f"{score:.2f}" for score in scores),
-            f"{np.mean(scores):.2f}" if scores else "-",
-            f"{low:.2f} to {high:.2f}" if len(scores) > 1 else "-",
-            f"{np.mean(baseline):.2f}" if baseline else "-",
+    for row in score_rows(comparison):
+        finished, begun = len(row.scores), len(row.cell.runs)
+        shown = (
+            row.cell.env,
+            row.label,
+            f"{finished}" + (f" of {begun} finished" if finished < begun else ""),
+            " ".join(f"{score:.2f}" for score in row.scores),
+            f"{row.mean:.2f}" if row.mean is not None else "-",
+            f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "-",
+            f"{row.random:.2f}" if row.random is not None else "-",
         )
-        rows.append(row)
+        rows.append(shown)
     if options.markdown:
         for line in (columns, ("---",) * len(columns), *rows):
             print("| " + " | ".join(line) + " |")
@@ -227,7 +226,7 @@ def compare(words: list[str]) -> int:
     OUT.print(table)
     OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
     if options.figure:
-        variants = {comparison.labels[cell.variant]: [run.path for run in cell.runs] for cell in comparison.cells}
+        variants = {comparison.labels[cell.variant]: cell.runs for cell in comparison.cells}
         figures.compare(variants, options.columns or ("return_10", "q_taken"), options.figure, title=options.title)
         OUT.print(f"figure: {options.figure}")
     return 0

@@ -347,6 +347,49 @@ def findings(
     return sorted(found, key=lambda finding: (finding.since, -finding.strength))
 
 
+State = Literal["unstable", "stable", "too few", "not measured"]
+
+SAID: dict[State, str] = {
+    "unstable": "something is unstable",
+    "stable": "nothing unstable was found",
+    "too few": "too few measurements to judge",
+    "not measured": "not measured",
+}
+"""What a verdict comes to, in words: silence of the rules means something only where they had enough to read."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is unstable, and whether there was enough to say so."""
+
+    findings: tuple[Finding, ...]
+    measurements: int
+    enough: bool
+    """Whether there are as many measurements as rules need in a row."""
+
+    @property
+    def state(self) -> State:
+        """What it comes to."""
+        if self.findings:
+            return "unstable"
+        return "stable" if self.enough else "too few" if self.measurements else "not measured"
+
+
+def judge(
+    diagnostics: Sequence[Row],
+    events: Iterable[Row] = (),
+    *,
+    thresholds: Thresholds | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """The verdict on a run; without `settings` it is somebody else's code, and advice comes without our options."""
+    thresholds = thresholds or Thresholds()
+    found = findings(diagnostics, events, thresholds=thresholds, settings=settings)
+    if settings is None:
+        found = [finding.in_words() for finding in found]
+    return Verdict(tuple(found), len(diagnostics), len(diagnostics) >= thresholds.rows)
+
+
 def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Mapping[str, Any]) -> Finding | None:
     if rule.unless and _set(rule.unless, settings):
         return None

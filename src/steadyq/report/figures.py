@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from steadyq.errors import UserError
-from steadyq.report.charts import CHARTS, shown_name
-from steadyq.report.curves import Run, aggregate, on_grid, read, step_grid
+from steadyq.report.charts import CHARTS
+from steadyq.report.curves import aggregate, on_grid, series, step_grid
+from steadyq.report.words import shown_name
+from steadyq.suite.columns import Array
+from steadyq.suite.runs import Run
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 """Okabe-Ito, without its yellow (too light on white)."""
@@ -39,7 +42,7 @@ AXES = {line.column: chart.y for chart in reversed(CHARTS) for line in chart.lin
 
 
 def compare(
-    runs_by_variant: Mapping[str, Sequence[Path | str]],
+    variants: Mapping[str, Sequence[Run]],
     columns: Sequence[str],
     out: Path | str,
     *,
@@ -54,7 +57,6 @@ def compare(
     out = Path(out)
     if out.suffix not in FORMATS:
         raise UserError(f"cannot write {out.name}: a figure's name must end in {', '.join(FORMATS)}")
-    variants = {name: [read(path) for path in paths] for name, paths in runs_by_variant.items()}
     everyone = [run for runs in variants.values() for run in runs]
     if not everyone or not all(variants.values()) or not columns:
         raise UserError("a figure needs at least one run of every variant and one column")
@@ -62,8 +64,8 @@ def compare(
         raise UserError("the runs of one figure must share their environment and protocol")
     grid = step_grid(everyone)
     for column in columns:
-        if not any(len(run.series(column)[0]) for run in everyone):
-            known = sorted({name for run in everyone for row in run.rows[-1:] for name in row})
+        if not any(len(series(run, column)[0]) for run in everyone):
+            known = sorted({"step", *(name for run in everyone for name in run.metrics.columns)})
             raise UserError(f"no run has {column!r}: choose among {', '.join(known)}")
 
     import matplotlib
@@ -77,14 +79,9 @@ def compare(
         panels = np.atleast_1d(figure.subplots(1, len(columns)))
         for panel, column in zip(panels, columns, strict=True):
             for index, runs in enumerate(variants.values()):
-                _draw(panel, index, runs, column, grid)
-            panel.set_xlabel("environment steps")
+                draw_curve(panel, index, runs, column, grid)
             panel.set_ylabel((axes or {}).get(column) or AXES.get(column, column))
-            panel.set_xlim(0, grid[-1])
-            panel.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k" if step else "0")
-            panel.margins(y=0.06)
-            if all(not (line.get_ydata() < 0).any() for line in panel.lines):
-                panel.set_ylim(bottom=0)
+            finish_axes(panel, grid)
         figure.legend(
             panels[0].lines,
             [f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})" for name, runs in variants.items()],
@@ -106,12 +103,40 @@ def save(figure: Any, out: Path) -> None:
     figure.savefig(out, dpi=200, metadata=metadata)
 
 
-def _draw(panel: Any, index: int, runs: Sequence[Run], column: str, grid: Any) -> None:
-    colour = PALETTE[index % len(PALETTE)]
-    curve = aggregate(np.stack([on_grid(*run.series(column), grid) for run in runs]))
+def draw_curve(panel: Any, index: int, runs: Sequence[Run], column: str, grid: Array, *, width: float = 1.7) -> None:
+    """Draw a variant: the mean over its seeds, and the interval of that mean as a band."""
+    curve = aggregate(np.stack([on_grid(*series(run, column), grid) for run in runs]))
     if curve.low is not None:
-        panel.fill_between(grid, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-    panel.plot(grid, curve.mean, color=colour, linestyle=DASHES[index % len(DASHES)], linewidth=1.7)
+        panel.fill_between(grid, curve.low, curve.high, color=colour(index), alpha=0.18, linewidth=0)
+    panel.plot(grid, curve.mean, color=colour(index), linestyle=dashes(index), linewidth=width)
+
+
+def finish_axes(panel: Any, grid: Array) -> None:
+    """Name the steps, and let the values begin at zero where none is below."""
+    panel.set_xlabel("environment steps")
+    if len(grid):
+        panel.set_xlim(0, grid[-1])
+    panel.xaxis.set_major_formatter(thousands)
+    panel.margins(y=0.06)
+    if all(not (line.get_ydata() < 0).any() for line in panel.lines):
+        panel.set_ylim(bottom=0)
+
+
+def colour(index: int) -> str:
+    """A variant's colour."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def dashes(index: int) -> Any:
+    """A variant's line style, for those who do not see its colour."""
+    return DASHES[index % len(DASHES)]
+
+
+def thousands(step: float, place: object = None) -> str:
+    """A number of steps, short."""
+    if not step:
+        return "0"
+    return f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1e3:g}k" if step >= 1e3 else f"{step:g}"
 
 
 def _statement(everyone: Sequence[Run], variants: Mapping[str, Sequence[Run]]) -> str:

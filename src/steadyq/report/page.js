@@ -444,8 +444,9 @@
         head = many ? 22 : 4;
       const total = panels.reduce((sum, [, p]) => sum + head + p.layers.length * size + 6, 0);
       this.height = total + 84;
-      const threshold = Math.max(...panels.map(([, p]) => p.threshold));
-      const most = Math.max(threshold * 1.15, ...panels.flatMap(([, p]) => p.mean.flat()));
+      const limits = panels.map(([, p]) => p.threshold).filter((limit) => limit !== null);
+      const threshold = limits.length ? Math.max(...limits) : null;
+      const most = Math.max(1.15 * (threshold ?? 1.2), ...panels.flatMap(([, p]) => p.mean.flat()));
       const shade = (v) => Math.max(0, Math.min(15, Math.floor((Math.log(v) / Math.log(most)) * 16)));
       const body = this.axes(left, right, 4, total);
       const { x } = this.frame;
@@ -482,7 +483,7 @@
                 class: `h${shade(panel.mean[row][i])}`,
               }),
             );
-            if (panel.top[row][i] > panel.threshold)
+            if (panel.threshold !== null && panel.top[row][i] > panel.threshold)
               dots += marker(
                 0,
                 round((x0 + x1) / 2),
@@ -509,10 +510,12 @@
         const box = { x: left + (i * width) / 16, y: top, width: width / 16 + 0.5, height: 9 };
         bar.append(tag("rect", { ...box, class: `h${i}` }));
       }
-      const limit = place(threshold);
-      bar.append(tag("line", { x1: limit, x2: limit, y1: top - 4, y2: top + 13, class: "limit" }));
+      const limit = threshold === null ? -Infinity : place(threshold);
       const under = { y: top + 24, "text-anchor": "middle" };
-      bar.append(tag("text", { x: limit, ...under, class: "strong" }, compact(threshold)));
+      if (threshold !== null) {
+        bar.append(tag("line", { x1: limit, x2: limit, y1: top - 4, y2: top + 13, class: "limit" }));
+        bar.append(tag("text", { x: limit, ...under, class: "strong" }, compact(threshold)));
+      }
       for (const tick of [1, 1.5, 2, 3, 5, 10, 20, 50, 100])
         if (tick <= most && Math.abs(place(tick) - limit) >= 18)
           bar.append(tag("text", { x: place(tick), ...under }, compact(tick)));

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadyq.report.curves import Array, Run
+from steadyq.suite.columns import Array
+from steadyq.suite.runs import Run
 
 
 @dataclass(frozen=True)
@@ -23,23 +24,19 @@ def spike_map(runs: Sequence[Run], points: int | None = None) -> SpikeMap | None
 
     A run whose layers are not those of the first is left out: its rows would be other layers.
     """
-    measured = [
-        (float(event["step"]), list(event["layers"]), np.array(event["ratios"], float))
-        for run in runs
-        for event in run.of("spikes")
-    ]
+    measured = [each for run in runs for each in run.events.spikes]
     if not measured:
         return None
-    layers = measured[0][1]
-    measured = [entry for entry in measured if entry[1] == layers]
-    steps = np.array(sorted({step for step, _, _ in measured}))
+    layers = measured[0].layers
+    measured = [each for each in measured if each.layers == layers]
+    taken = np.concatenate([each.steps for each in measured])
+    steps = np.unique(taken)
     count = min(len(steps), points or len(steps))
     point = np.arange(len(steps)) * count // len(steps)  # of each step
-    places = point[np.searchsorted(steps, [step for step, _, _ in measured])]
+    places = point[np.searchsorted(steps, taken)]
     mean, top = np.zeros((count, len(layers))), np.zeros((count, len(layers)))
-    for place, (_, _, ratios) in zip(places, measured, strict=True):
-        mean[place] += ratios.mean(0)
-        top[place] = np.fmax(top[place], np.fmax.reduce(ratios, axis=0))
+    np.add.at(mean, places, np.concatenate([each.mean for each in measured]))
+    np.fmax.at(top, places, np.concatenate([each.top for each in measured]))
     mean /= np.bincount(places, minlength=count)[:, None]
     ends = steps[np.searchsorted(point, np.arange(count), "right") - 1]
-    return SpikeMap(ends, layers, mean, top)
+    return SpikeMap(ends, list(layers), mean, top)

@@ -15,7 +15,7 @@ Checkpoints and the result list the digests of what they belong to (`digests.py`
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from steadyq.errors import UserError, nearest
 from steadyq.recipe import Recipe, flatten
 from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
 from steadyq.run.files import IDENTITY, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
+from steadyq.run.logs import rows
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -84,15 +85,15 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
-        return list(_rows(self.log("metrics"), text=()))
+        return list(rows(self.log("metrics"), "metrics"))
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """Rows of diagnostics.jsonl."""
-        return list(_rows(self.log("diagnostics"), text=("spike_layer",)))
+        return list(rows(self.log("diagnostics"), "diagnostics"))
 
     def events(self) -> list[dict[str, Any]]:
         """Rows of events.jsonl."""
-        return list(_rows(self.log("events")))
+        return list(rows(self.log("events"), "events"))
 
     def log(self, name: str) -> Path:
         """A log's file, after it was compared with what the result, or else the newest checkpoint, had seen of it."""
@@ -237,37 +238,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise UserError(f"{file} is damaged ({error}): bring back a copy, or train into another --run folder") from None
-
-
-def _rows(file: Path, text: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a log; with `text`, no column but these may hold any."""
-    try:
-        with open(open_plain(file), encoding="utf-8", errors="replace") as stream:
-            lines = stream.read().splitlines()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
-    before = 0.0
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            if number == len(lines):
-                return  # the half line of a killed run
-            raise UserError(f"{file} is damaged: line {number} is not JSON") from None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
-            raise UserError(f"{file} is damaged: line {number} is not a row with a step")
-        for name, value in row.items():
-            if isinstance(value, str) and text is not None and name not in text:
-                raise UserError(f"{file} is damaged: line {number} has {value!r} for {name}, which is no number")
-        if row["step"] < before:
-            raise UserError(
-                f"{file} is damaged: line {number} goes back from step {before:,} to {row['step']:,}, as if it held "
-                "a run twice"
-            )
-        before = row["step"]
-        yield row
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

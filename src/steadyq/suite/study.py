@@ -255,13 +255,12 @@ def _study_text(file: Path) -> str:
 
 def run_name(env: str, label: str, seed: int) -> str:
     """A run's folder in its sweep, such as Atari-Alien-forbid-none-seed0."""
-    words = [env, label, f"seed{seed}"]
-    return "-".join(map(file_name, filter(None, words)))
+    return file_name(env, label, f"seed{seed}")
 
 
-def file_name(words: str) -> str:
-    """Words as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
+def file_name(*words: str) -> str:
+    """Words joined into a name that is one on every system, and leads to no other folder."""
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words if word)
 
 
 def _games(name: str, known: Sequence[str] = ()) -> Iterable[str]:

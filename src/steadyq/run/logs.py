@@ -1,0 +1,130 @@
+"""Rows of a run's logs, one at a time: what is wrong in them is named by file, line and column.
+
+A log may be larger than memory and may come from a stranger, so a reader never holds more than one row of text, and
+whoever reads the rows may rely on their types.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from steadyq.errors import UserError
+from steadyq.run.files import open_plain
+
+LONGEST = 1 << 26
+"""Bytes of the longest row that is read."""
+
+LARGEST = 10**300
+"""Whole numbers beyond it do not fit a float."""
+
+Log = Literal["metrics", "diagnostics", "events"]
+Row = dict[str, Any]
+
+
+def rows(file: Path, log: Log) -> Iterator[Row]:
+    """Every row of a log, checked; the half line of a killed run is left out, and no file is no rows."""
+    check, before = _CHECKS[log], 0.0
+    for number, line, last in _lines(file):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if last:
+                return
+            raise UserError(f"{file} is damaged: line {number} is not JSON") from None
+        step: Any = row.get("step") if isinstance(row, dict) else None
+        if not is_number(step) or not 0 <= step < math.inf:
+            raise UserError(f"{file} is damaged: line {number} is not a row with a step")
+        if step < before:
+            raise UserError(
+                f"{file} is damaged: line {number} goes back from step {before:,} to {step:,}; are there rows of two "
+                "runs, or twice the same?"
+            )
+        before = step
+        if (wrong := check(row)) is not None:
+            name, kind = wrong
+            found = f"{shown(row[name])} for {name}, which is no {kind}" if name in row else f"no {name}"
+            raise UserError(f"{file} is damaged: line {number} has {found}")
+        yield row
+
+
+def shown(value: Any) -> str:
+    """A value from a file in a message: short, and without anything a terminal would obey."""
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a number that fits a float; true and false are none."""
+    kind = type(value)
+    return kind is float or (kind is int and -LARGEST < value < LARGEST)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Lines of a file with their number, and whether it is the last."""
+    try:
+        with open(open_plain(file), "rb") as stream:
+            line, number = stream.readline(LONGEST), 1
+            while line:
+                if len(line) == LONGEST:
+                    raise UserError(f"{file} is damaged: line {number} has no end")
+                following = stream.readline(LONGEST)
+                yield number, line, not following
+                line, number = following, number + 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _metrics(row: Row) -> tuple[str, str] | None:
+    for name, value in row.items():
+        if type(value) is not float and value is not None and not (isinstance(value, int) and abs(value) < LARGEST):
+            return name, "number"
+    return None
+
+
+_DIAGNOSTICS = {"spike_layer": (str, "text"), "members": (dict, "table"), "layers": (dict, "table")}
+
+
+def _diagnostics(row: Row) -> tuple[str, str] | None:
+    for name, (kind, word) in _DIAGNOSTICS.items():
+        if name in row and not isinstance(row[name], kind):
+            return name, word
+    return _metrics({name: value for name, value in row.items() if name not in _DIAGNOSTICS})
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _ratio(value: Any) -> bool:
+    return value is None or is_number(value)
+
+
+def _events(row: Row) -> tuple[str, str] | None:
+    for name in ("event", "layer", "message", "kind", "trigger", "scope"):
+        if name in row and not isinstance(row[name], str):
+            return name, "text"
+    for name in ("score", "ratio", "strength"):
+        if not _ratio(row.get(name)):
+            return name, "number"
+    if "layers" in row and not _names(row["layers"]):
+        return "layers", "list of names"
+    if "ratios" in row:
+        width, table = len(row.get("layers", ())), row["ratios"]
+        lists = isinstance(table, list) and table and all(isinstance(each, list) for each in table)
+        if not lists or not all(len(each) == width and all(map(_ratio, each)) for each in table):
+            return "ratios", "list of one number for each layer, for each member"
+    needed = ("event", *_NEEDED.get(row.get("event", ""), ()))
+    return next(((name, "") for name in needed if name not in row), None)
+
+
+_NEEDED = {"spikes": ("layers", "ratios"), "diverged": ("message",), "game": ("score",)}
+
+_CHECKS: dict[Log, Callable[[Row], tuple[str, str] | None]] = {
+    "metrics": _metrics,
+    "diagnostics": _diagnostics,
+    "events": _events,
+}

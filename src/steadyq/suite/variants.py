@@ -1,0 +1,144 @@
+"""Seeds grouped into variants, so that what is compared has a name.
+
+A variant is a recipe without its seed and without what does not change learning (where it computes, what it records,
+how many games evaluate it). It is named by its preset and its changes from that preset, less those that all runs on
+the environment share: so a variant keeps one name and colour on environments whose presets or sizes differ.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steadyq.errors import UserError
+from steadyq.presets import steady
+from steadyq.recipe import flatten
+from steadyq.suite.runs import Run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one variant on one environment, by seed."""
+
+    env: str
+    variant: int
+    runs: tuple[Run, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        """Evaluation means of the finished runs."""
+        return [run.result["mean_return"] for run in self.runs if run.result]
+
+    def mean_of(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
+        """Mean over the finished runs of something in their results."""
+        found = [v for run in self.runs if run.result and (v := value(run.result)) is not None]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def random(self) -> float | None:
+        """What a random policy scored, mean over the finished runs."""
+        return self.mean_of(lambda result: result["random_return"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs that are shown together: named variants on environments."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def envs(self) -> tuple[str, ...]:
+        """Environments in the order given."""
+        return tuple(dict.fromkeys(cell.env for cell in self.cells))
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run."""
+        return [run for cell in self.cells for run in cell.runs]
+
+    def on(self, env: str) -> list[Cell]:
+        """The variants that were run on an environment."""
+        return [cell for cell in self.cells if cell.env == env]
+
+
+def group(runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> Comparison:
+    """Group runs into variants; the same seed twice is an error.
+
+    `names` gives the variant of each path where that is known; else recipes tell.
+    """
+    if not runs:
+        raise UserError("nothing to show: name at least one run folder")
+    by_env: dict[str, list[Run]] = {}
+    for run in runs:
+        by_env.setdefault(run.recipe.env, []).append(run)
+    shared = {env: set.intersection(*(set(run.learning_changes) for run in own)) for env, own in by_env.items()}
+    found: dict[tuple[str, Identity], dict[int, Run]] = {}
+    for run in runs:
+        own = tuple(change for change in run.learning_changes if change not in shared[run.recipe.env])
+        identity = Identity(names[run.path], "", ()) if names else Identity(run.recipe.preset, run.recipe.scale, own)
+        seeds = found.setdefault((run.recipe.env, identity), {})
+        if run.seed in seeds:
+            raise UserError(
+                f"{seeds[run.seed].path} and {run.path} are the same recipe with the same seed {run.seed}: give one"
+                + (" (watched runs are told apart by the monitor's name= and seed=)" if run.watched else "")
+            )
+        seeds[run.seed] = run
+    variants = list(dict.fromkeys(identity for _, identity in found))
+    cells = [
+        Cell(env, variants.index(identity), tuple(seeds[seed] for seed in sorted(seeds)))
+        for (env, identity), seeds in found.items()
+    ]
+    return Comparison(labels(variants), tuple(cells))
+
+
+class Identity(NamedTuple):
+    """What sets a variant apart: its preset, its scale, and the changes not shared by every run on its environment."""
+
+    preset: str
+    scale: str
+    changes: tuple[tuple[str, Any], ...]
+
+
+def labels(variants: Sequence[Identity]) -> tuple[str, ...]:
+    """Names for variants: the preset, the scale if there are several, and the changes."""
+    several_scales = len({variant.scale for variant in variants}) > 1
+    return tuple(
+        ", ".join(
+            [
+                variant.preset + (f" {variant.scale}" if several_scales else ""),
+                *(f"{brief(name)} {plain(value)}" for name, value in variant.changes),
+            ]
+        )
+        for variant in variants
+    )
+
+
+def brief(name: str) -> str:
+    """A recipe field's name without its section, where no other section has the same."""
+    leaf = name.rpartition(".")[2]
+    return leaf if _leaves()[leaf] == 1 else name
+
+
+@cache
+def _leaves() -> Counter[str]:
+    fields = flatten(steady("MinAtar/Breakout").to_dict())
+    return Counter(name.rpartition(".")[2] for name in fields)
+
+
+def plain(value: Any) -> str:
+    """A recipe's value as a person types it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def exceptions(runs: Iterable[Run]) -> str:
+    """What a statement on evaluations must add for these runs."""
+    return "".join(f" {said}" for said in dict.fromkeys(run.evaluated for run in runs) if said)

@@ -1,0 +1,176 @@
+"""Archives of runs: read like folders, and harmless whoever packed them."""
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stored import RESULTS, stored
+
+from steadyq import cli
+from steadyq.suite import archive
+from steadyq.suite.runs import read_runs
+from steadyq.suite.sweep import read_sweep
+
+RATE = "Gymnasium-CartPole-v1-rate-seed0"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are unpacked; nothing may be left there."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+def command(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(map(str, words)))
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_an_archive_compares_like_its_folders(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("compare", RESULTS / "minatar.tar.xz", "--markdown") == 0
+    packed = capsys.readouterr().out
+    assert command("compare", *sorted(stored("minatar").iterdir()), "--markdown") == 0
+    assert capsys.readouterr().out == packed
+    assert packed.count("\n") == 6
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_pattern_takes_some_of_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = read_runs([RESULTS / "minatar.tar.xz" / "MinAtar-Breakout-*"])
+    assert {run.path.name for run in runs} == {
+        f"MinAtar-Breakout-{preset}-seed{seed}" for preset in ("dqn", "steady") for seed in range(3)
+    }
+    assert len(read_runs([RESULTS / "minatar.tar.xz", RESULTS / "minatar.tar.xz" / "MinAtar-Breakout-*"])) == 12
+    assert command("compare", RESULTS / "minatar.tar.xz" / "Pong-*") == 2
+    assert "minatar.tar.xz has no run like Pong-*: it has MinAtar-Asterix-dqn-seed0" in capsys.readouterr().err
+
+
+def test_diagnose_reads_one_run_and_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("diagnose", RESULTS / "diagnose.tar.xz" / RATE, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0]["name"] == "violent updates"
+    assert command("diagnose", RESULTS / "diagnose.tar.xz") == 2
+    said = capsys.readouterr().err
+    assert "holds 77 runs: name one, as in " in said
+    assert said.count("\n") == 1
+
+
+def test_a_page_of_an_archive_leads_to_it(temporary: Path) -> None:
+    assert command("report", RESULTS / "diagnose.tar.xz" / RATE, "--out", "page.html") == 0
+    page = Path("page.html").read_text()
+    assert f'results/diagnose.tar.xz">diagnose.tar.xz</a>, {RATE}' in page
+    assert "violent updates" in page
+    assert str(temporary) not in page
+
+
+def test_a_sweep_is_read_from_its_archive(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("report", RESULTS / "decoupling.tar.xz") == 0
+    assert {file.suffix for file in Path("decoupling-report").iterdir()} == {
+        ".txt", ".json", ".svg", ".png", ".pdf", ".html"
+    }  # fmt: skip
+    assert read_sweep(RESULTS / "decoupling.tar.xz").finished == 12
+    with tarfile.open("below.tar.gz", "w:gz") as packed:  # with a folder of its own inside
+        packed.add(stored("decoupling"), "decoupling")
+    assert command("report", "below.tar.gz") == 0
+    first, second = (Path(place) / "tables.json" for place in ("decoupling-report", "below-report"))
+    assert first.read_text() == second.read_text()
+    assert list(temporary.iterdir()) == []
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", content: bytes = b"x") -> Callable[..., None]:
+    def add(packed: tarfile.TarFile) -> None:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        info.size = len(content) if kind == tarfile.REGTYPE else 0
+        packed.addfile(info, io.BytesIO(content))
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (member("../outside"), "cannot be unpacked"),
+        (member("run/../../outside"), "cannot be unpacked"),
+        (member("run", tarfile.SYMTYPE, "/etc"), "'run' is neither a file nor a folder"),
+        (member("run", tarfile.SYMTYPE, ".."), "'run' is neither a file nor a folder"),
+        (member("run/passwd", tarfile.LNKTYPE, "/etc/passwd"), "is neither a file nor a folder"),
+        (member("run/pipe", tarfile.FIFOTYPE), "is neither a file nor a folder"),
+        (member("run/disk", tarfile.BLKTYPE), "is neither a file nor a folder"),
+        (member("run/\x1b[31mred\nline", tarfile.FIFOTYPE), r"'run/\x1b[31mred\nline' is neither"),
+    ],
+)
+def test_a_hostile_archive_is_one_line_and_writes_nothing(
+    bad: Callable[..., None], said: str, temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open("bad.tar.xz", "w:xz") as packed:
+        packed.add(stored("atari"), "runs")
+        bad(packed)
+    before = sorted(tmp_path.rglob("*"))
+    for words in (["compare", "bad.tar.xz"], ["report", "bad.tar.xz"], ["diagnose", "bad.tar.xz/run"]):
+        assert command(*words) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert "\x1b" not in error
+    assert sorted(tmp_path.rglob("*")) == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_absolute_name_stays_inside(tmp_path: Path) -> None:
+    target = tmp_path / "absolute"
+    with tarfile.open("bad.tar", "w") as packed:
+        member(str(target))(packed)
+        packed.add(stored("atari"), "runs")
+    assert command("compare", "bad.tar") == 0
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"\xfd7zXZ\x00garbage"])
+def test_what_is_no_archive_is_one_line(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.tar.xz").write_bytes(content)
+    assert command("compare", "bad.tar.xz") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("steadyq: bad.tar.xz cannot be unpacked: ")
+    assert error.count("\n") == 1
+
+
+def test_a_cut_archive_and_one_without_runs_are_named(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (RESULTS / "atari.tar.xz").read_bytes()
+    Path("cut.tar.xz").write_bytes(whole[: len(whole) // 2])
+    assert command("compare", "cut.tar.xz") == 2
+    assert "cut.tar.xz cannot be unpacked: " in capsys.readouterr().err
+    with tarfile.open("empty.tar.xz", "w:xz") as packed:
+        member("notes.txt")(packed)
+    assert command("compare", "empty.tar.xz") == 2
+    assert "empty.tar.xz has no run folder in it" in capsys.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open("bomb.tar.xz", "w:xz") as packed:
+        member("run/metrics.jsonl", content=bytes(50_000_000))(packed)
+    assert os.path.getsize("bomb.tar.xz") < 50_000
+    monkeypatch.setattr(archive, "MOST_BYTES", 10_000_000)
+    assert command("compare", "bomb.tar.xz") == 2
+    assert "bomb.tar.xz unpacks to more than " in capsys.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+def test_damage_inside_is_named_by_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
+    with tarfile.open("runs.tar.gz", "w:gz") as packed:
+        packed.add(stored("diagnose") / RATE, "one")
+        member("one/metrics.jsonl", content=b'{"step": 1, "loss": "x"}\n')(packed)
+    assert command("compare", "runs.tar.gz") == 2
+    said = "runs.tar.gz/one/metrics.jsonl is damaged: line 1 has 'x' for loss, which is no number"
+    assert said in capsys.readouterr().err
