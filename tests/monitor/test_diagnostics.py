@@ -107,22 +107,6 @@ def test_crossing_counts_neighbours_in_the_wrong_order() -> None:
     assert d.crossing_fraction(z).tolist() == [0.25]
 
 
-def test_dormant_units_by_score() -> None:
-    hidden = torch.tensor([[[1.0, 0.0, 0.05], [1.0, 0.0, 0.05]]])  # means 1, 0, 0.05: layer mean 0.35
-    scores = d.unit_scores(d.unit_sizes(hidden))
-    assert scores.tolist() == [pytest.approx([1 / 0.35, 0, 0.05 / 0.35], rel=1e-6)]
-    assert d.dormant_fraction(scores, 0.1).tolist() == [pytest.approx(1 / 3)]
-    assert d.dormant_fraction(scores, 0.15).tolist() == [pytest.approx(2 / 3)]
-    assert d.dormant_fraction(d.unit_scores(d.unit_sizes(torch.zeros(2, 4, 3))), 0.0).tolist() == [1.0, 1.0]
-
-
-def test_unit_scores_of_a_convolution_average_over_positions() -> None:
-    maps = torch.zeros(1, 1, 2, 2, 2)
-    maps[0, 0, 0] = torch.tensor([[-4.0, 0.0], [0.0, 0.0]])  # mean size 1
-    maps[0, 0, 1] = 3.0
-    assert d.unit_scores(d.unit_sizes(maps)).tolist() == [[0.5, 1.5]]
-
-
 def test_ranks_of_a_known_spectrum() -> None:
     features = torch.diag(torch.tensor([4.0, 2.0, 0.05]))[None]
     singular = d.singular_values(features)

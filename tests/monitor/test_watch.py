@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from steadyq import RunFolder, presets
 from steadyq.monitor import watch
-from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
 from steadyq.nets import MLP, Ensemble, MinAtarNet, ResNet
+from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.recipe import Recipe
 from steadyq.run.loop import train
 from steadyq.value.estimators import Quantile

@@ -79,3 +79,20 @@ def test_declared_shapes_are_those_convolutions_produce(image: tuple[int, int]) 
         conv = Conv(2, 3, size, stride, padding, image)
         y = functional.conv2d(torch.zeros(1, 2, *image), torch.zeros(conv.weight_shape), None, stride, padding)
         assert conv.image_out == tuple(y.shape[2:])
+
+
+def test_who_reads_whom() -> None:
+    resnet = ResNet((4, 84, 84), A * K, scale=1)
+    blocks = [f"l{stage}.{block}" for stage in range(1, 5) for block in range(2)]
+    wanted = {f"{block}.conv1": (f"{block}.conv2",) for block in blocks}
+    assert resnet.readers == {**wanted, "head.1": ("quantile head",)}
+    assert MinAtarNet((4, 10, 10), 6).readers == {"conv": ("hidden",), "hidden": ("head",)}
+    assert MLP((4,), 6, (8, 9)).readers == {"fc1": ("fc2",), "fc2": ("head",)}
+
+
+def test_the_head_is_the_last_hidden_layer_and_the_outputs() -> None:
+    resnet = ResNet((4, 84, 84), A * K, scale=1)
+    assert [name for name in resnet.layers if resnet.group(name) == "head"] == ["head.1", "quantile head"]
+    assert resnet.group("l2.0.shortcut") == resnet.group("stem.0") == "encoder"
+    for small, head in ((MinAtarNet((4, 10, 10), 6), {"hidden", "head"}), (MLP((4,), 6, (8, 9)), {"fc2", "head"})):
+        assert {name for name in small.layers if small.group(name) == "head"} == head

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.nets.units import dormant_fraction, unit_scores, unit_sizes
 from steadyq.value.optim import Adam, AdamState, member_norm
 from steadyq.value.regulation import spike_ratio
 from steadyq.value.shapes import Params
@@ -162,27 +163,6 @@ def tail_ratio(error: Tensor) -> Tensor:
 def crossing_fraction(z: Tensor) -> Tensor:
     """Share of neighbouring quantiles in the wrong order, `[member, batch, action, atom] -> [member]`."""
     return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1)
-
-
-def unit_sizes(values: Tensor) -> Tensor:
-    """Mean size of each unit over the batch and positions, `[member, batch, unit, ...] -> [member, unit]`."""
-    size, positions = values.abs(), tuple(range(3, values.dim()))
-    if positions:  # in float32, for a copy of a layer in double would take more memory than the layer
-        size = size.mean(positions, dtype=torch.promote_types(size.dtype, torch.float32))
-    return size.double().mean(1)
-
-
-def unit_scores(sizes: Tensor) -> Tensor:
-    """Each unit's size over its layer's mean, `[member, unit]`; a layer that is all zero scores zero everywhere.
-
-    Of activations this is ReDo's score, of the gradients that reach the units GraMa's.
-    """
-    return sizes / sizes.mean(1, keepdim=True).clamp_min(1e-300)
-
-
-def dormant_fraction(scores: Tensor, threshold: float) -> Tensor:
-    """Share of units whose score is at most the threshold, `[member, unit] -> [member]`."""
-    return (scores <= threshold).double().mean(1)
 
 
 def singular_values(features: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.monitor.diagnostics import unit_scores, unit_sizes
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
-from steadyq.nets.encoders import Execute, Layer, Network
+from steadyq.nets.encoders import Execute, Group, Layer, Network
 from steadyq.nets.ensemble import Ensemble
+from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
 from steadyq.value.operators import take
@@ -152,6 +152,15 @@ class Tap:
     def monitored(self) -> tuple[str, ...]:
         """The network's."""
         return self.network.monitored
+
+    @property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """The network's."""
+        return self.network.readers
+
+    def group(self, name: str) -> Group:
+        """The network's."""
+        return self.network.group(name)
 
     def wire(self, layer: Execute, x: Tensor) -> Tensor:
         """Run the network, keeping outputs; a form that runs members one by one leaves one output for each."""

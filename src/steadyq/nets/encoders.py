@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -82,12 +82,16 @@ class Linear:
 
 
 Layer = Conv | Linear
+Group = Literal["encoder", "head"]
+"""Which part of a network a layer belongs to: the last hidden layer and the outputs are the head, all before it the
+encoder.
+"""
 Execute = Callable[..., Tensor]
 """`execute(name, x, relu=False, residual=None) -> y`, one layer with what follows it."""
 
 
 class Network(Protocol):
-    """A network: its layers by name, which of them are watched for spikes, and how they are wired."""
+    """A network: its layers by name, which are watched for spikes, who reads whom, and how they are wired."""
 
     @property
     def layers(self) -> dict[str, Layer]:
@@ -96,6 +100,16 @@ class Network(Protocol):
     @property
     def monitored(self) -> tuple[str, ...]:
         """Layers whose spike ratio is measured."""
+
+    @property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Hidden layers whose units are read by the named layers and by nothing else: units that can be recycled.
+
+        Layers that add to a residual stream are not among them.
+        """
+
+    def group(self, name: str) -> Group:
+        """The part of the network that a layer belongs to."""
 
     def wire(self, layer: Execute, x: Tensor) -> Tensor:
         """Run the network on x with `layer` executing each named layer; returns the flat outputs."""
@@ -143,6 +157,18 @@ class ResNet:
         """The 19 rows of the paper's table."""
         return tuple(name for name in self.layers if not name.endswith("shortcut"))
 
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each block's first convolution and the hidden layer; stem and second convolutions feed the shortcuts."""
+        found: dict[str, tuple[str, ...]] = {
+            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
+        }
+        return {**found, "head.1": ("quantile head",)}
+
+    def group(self, name: str) -> Group:
+        """The hidden layer and the outputs are the head."""
+        return "head" if name in ("head.1", "quantile head") else "encoder"
+
     @property
     def block_strides(self) -> tuple[int, ...]:
         """Stride of each of the eight blocks."""
@@ -186,6 +212,15 @@ class MinAtarNet:
         """Every layer."""
         return tuple(self.layers)
 
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each layer is read by the next."""
+        return {name: (reader,) for name, reader in pairwise(self.layers)}
+
+    def group(self, name: str) -> Group:
+        """The last two layers are the head."""
+        return "head" if name in tuple(self.layers)[-2:] else "encoder"
+
     def wire(self, layer: Execute, x: Tensor) -> Tensor:
         """ReLU after each layer but the last."""
         return layer("head", layer("hidden", layer("conv", x, relu=True), relu=True))
@@ -213,6 +248,15 @@ class MLP:
     def monitored(self) -> tuple[str, ...]:
         """Every layer."""
         return tuple(self.layers)
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each layer is read by the next."""
+        return {name: (reader,) for name, reader in pairwise(self.layers)}
+
+    def group(self, name: str) -> Group:
+        """The last two layers are the head."""
+        return "head" if name in tuple(self.layers)[-2:] else "encoder"
 
     def wire(self, layer: Execute, x: Tensor) -> Tensor:
         """ReLU after each layer but the last."""

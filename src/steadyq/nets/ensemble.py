@@ -16,9 +16,10 @@ from torch.nn import functional
 from steadyq.device.kernels import convolution
 from steadyq.device.kernels.triton import compiles
 from steadyq.nets.encoders import Conv, Layer, Network, ResNet
-from steadyq.value.shapes import Params
 
 Form = Literal["loop", "stacked", "kernels"]
+Params = dict[str, Tensor]
+"""Parameters by name, each stacked over members in its first dimension."""
 
 
 def best_form(network: Network, device: torch.device) -> Form:

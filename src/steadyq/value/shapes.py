@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-Params = dict[str, Tensor]
-"""Parameters by name, each stacked over members in its first dimension."""
+from steadyq.nets.ensemble import Params
+
+__all__ = ["Batch", "Draw", "Params", "Update", "Values"]
 
 
 @dataclass(frozen=True)
