@@ -1,14 +1,15 @@
 """What a recipe builds: device, network, axes, learner, replay buffer."""
 
 import os
+from dataclasses import replace
 
 import torch
 
 from steadyq.device.kernels.triton import compiles
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
-from steadyq.nets.ensemble import Form, best_form
+from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets.forms import Form, best_form, check
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
@@ -30,7 +31,7 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     """What the layers compute in; switches PyTorch's TF32 on or off for this process accordingly."""
     wanted, gpu = recipe.compute.precision, device_for(recipe).type == "cuda"
     if wanted == "auto":
-        wanted = "bf16" if gpu and recipe.network.kind == "resnet" else "fp32"
+        wanted = "bf16" if gpu and recipe.network.kind in ("resnet", "impala") else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
     if gpu:
@@ -48,16 +49,25 @@ def form_for(recipe: Recipe, network: Network) -> Form:
     """How the members run."""
     wanted = recipe.compute.form
     if wanted == "auto":
-        return best_form(network, device_for(recipe))
-    if wanted == "kernels" and not isinstance(network, ResNet):
-        raise UserError(f"compute.form kernels runs the resnet network, not {recipe.network.kind}: use auto or stacked")
-    if wanted == "kernels" and not compiles(device_for(recipe)):
+        wanted = best_form(network, device_for(recipe))
+    elif wanted == "kernels" and not compiles(device_for(recipe)):
         raise UserError("compute.form kernels needs a GPU and Triton: use auto, stacked or loop")
+    check(network, wanted)
     return wanted
 
 
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     """One member's network for the environment's observations and actions."""
+    network, section = _network_for(recipe, spec), recipe.network
+    atoms = estimator_for(recipe).atoms
+    network = replace(network, atoms=atoms, dueling=section.dueling, norm=section.norm, initial=section.initial)
+    if isinstance(network, ResNet | Impala):
+        network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
+    return network
+
+
+def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP:
+    """The network in its sizes."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
     shape = spec.observation_shape
     if section.kind == "mlp":
@@ -69,6 +79,8 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     image = (shape[0], shape[1], shape[2])
     if section.kind == "minatar":
         return MinAtarNet(image, outputs, section.channels, section.hidden[0])
+    if section.kind == "impala":
+        return Impala(image, outputs, section.width, section.hidden[0])
     return ResNet(image, outputs, section.scale, section.head_multiple, section.strides)
 
 
