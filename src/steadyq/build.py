@@ -4,6 +4,7 @@ Every choice is a `match` that ends in `assert_never`: a kind that recipes know 
 """
 
 import os
+from dataclasses import replace
 from typing import assert_never
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from steadyq.device.kernels.triton import compiles
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
-from steadyq.nets.ensemble import Form, best_form
+from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets.forms import Form, best_form, check
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import Augmentation
 from steadyq.replay.priority import Sampling
@@ -49,7 +50,7 @@ def precision_for(recipe: Recipe) -> torch.dtype:
     """What the layers compute in; switches PyTorch's TF32 on or off for this process accordingly."""
     wanted, gpu = recipe.compute.precision, device_for(recipe).type == "cuda"
     if wanted == "auto":
-        wanted = "bf16" if gpu and recipe.network.kind not in ("minatar", "mlp") else "fp32"
+        wanted = "bf16" if gpu and recipe.network.kind in ("resnet", "impala") else "fp32"
     if wanted != "fp32" and not gpu:
         raise UserError(f"compute.precision {wanted} needs a GPU; a CPU computes in fp32 (use auto or fp32)")
     if gpu:
@@ -72,22 +73,33 @@ def form_for(recipe: Recipe, network: Network) -> Form:
     """How the members run."""
     wanted = recipe.compute.form
     if wanted == "auto":
-        return best_form(network, device_for(recipe))
-    if wanted == "kernels" and not isinstance(network, ResNet):
-        raise UserError(f"compute.form kernels runs the resnet network, not {recipe.network.kind}: use auto or stacked")
-    if wanted == "kernels" and not compiles(device_for(recipe)):
+        wanted = best_form(network, device_for(recipe))
+    elif wanted == "kernels" and not compiles(device_for(recipe)):
         raise UserError("compute.form kernels needs a GPU and Triton: use auto, stacked or loop")
+    check(network, wanted)
     return wanted
 
 
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     """One member's network for the environment's observations and actions."""
+    network, section = _network_for(recipe, spec), recipe.network
+    atoms = estimator_for(recipe).atoms
+    network = replace(network, atoms=atoms, dueling=section.dueling, norm=section.norm, initial=section.initial)
+    if isinstance(network, ResNet | Impala):
+        network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
+    return network
+
+
+def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP:
+    """The network in its sizes."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
     match section.kind:
         case "mlp":
             return MLP(spec.observation_shape, outputs, section.hidden)
         case "minatar":
             return MinAtarNet(_image(recipe, spec), outputs, section.channels, section.hidden[0])
+        case "impala":
+            return Impala(_image(recipe, spec), outputs, section.width, section.hidden[0])
         case "resnet":
             return ResNet(_image(recipe, spec), outputs, section.scale, section.head_multiple, section.strides)
     assert_never(section.kind)

@@ -73,8 +73,10 @@ def _default(section: Any, name: str) -> Any:
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "minatar", "mlp"] = "resnet"
-    """resnet: the paper's encoder; minatar: one convolution and one hidden layer; mlp: fully connected."""
+    kind: Literal["resnet", "impala", "minatar", "mlp"] = "resnet"
+    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; mlp:
+    fully connected.
+    """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
     head_multiple: int = 128
@@ -84,13 +86,38 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar network uses the first."""
+    """Hidden layers of the mlp; the minatar and impala networks use the first."""
+    width: int = 4
+    """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
+    dueling: bool = False
+    """Values and advantages from layers of their own, joined as V + A - mean A."""
+    norm: Literal["none", "layer"] = "none"
+    """layer: LayerNorm after every layer but shortcuts and outputs, over all features of a sample."""
+    pooling: Literal["flatten", "average"] = "flatten"
+    """What the hidden layer of a resnet or impala network reads: all positions, or each channel's mean over them."""
+    renormalise: bool = False
+    """Stretch the latent of a resnet or impala network to between 0 and 1, sample by sample, as SPR and BBF do."""
+    initial: Literal["torch", "xavier"] = "torch"
+    """How weights are drawn: as PyTorch does, or by Xavier's uniform rule with biases zero, as BBF does."""
+
+    owners: ClassVar[Owners] = {
+        "scale": ("kind", ("resnet",)),
+        "head_multiple": ("kind", ("resnet",)),
+        "strides": ("kind", ("resnet",)),
+        "channels": ("kind", ("minatar",)),
+        "hidden": ("kind", ("minatar", "impala", "mlp")),
+        "width": ("kind", ("impala",)),
+        "pooling": ("kind", ("resnet", "impala")),
+        "renormalise": ("kind", ("resnet", "impala")),
+    }
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check ranges, and refuse fields that the kind does not have."""
         within("network.scale", self.scale, 1, 16)
         within("network.head_multiple", self.head_multiple, 1)
         within("network.channels", self.channels, 1)
+        within("network.width", self.width, 1, 16)
+        refuse_foreign(self, "network")
         if not self.hidden:
             raise UserError("network.hidden needs at least one layer, for example 128")
         for size in self.hidden:
@@ -410,7 +437,9 @@ class ComputeSection:
     threads: int = 0
     """CPU threads; 0 takes one for small networks and all cores for large ones."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """What layers but the last compute in; parameters and Adam stay in fp32. auto: bf16 for a resnet on a GPU."""
+    """What layers but the last compute in; parameters and Adam stay in fp32. auto: bf16 for a resnet or impala on a
+    GPU.
+    """
     form: Literal["auto", "kernels", "stacked", "loop"] = "auto"
     """How members run: all at once in our GPU kernels or in grouped layers, or one after another (the reference)."""
 

@@ -26,7 +26,7 @@ from steadyq.bench.updates import (
     timed_form,
     update_of,
 )
-from steadyq.nets.encoders import Conv
+from steadyq.nets.layers import Conv
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

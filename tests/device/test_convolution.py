@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from steadyq.errors import UserError
-from steadyq.nets.encoders import Conv, ResNet
+from steadyq.nets import ResNet
+from steadyq.nets.layers import Conv
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

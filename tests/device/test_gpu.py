@@ -20,7 +20,8 @@ from steadyq.device.kernels.convolution import conv_reference
 from steadyq.device.kernels.tiles import Config
 from steadyq.device.streams import Beside
 from steadyq.envs.vector import EnvSpec, Step
-from steadyq.nets.encoders import Conv, ResNet
+from steadyq.nets import ResNet
+from steadyq.nets.layers import Conv
 from steadyq.recipe import Recipe
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring

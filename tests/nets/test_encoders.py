@@ -1,13 +1,17 @@
 """The paper's layer table and its arithmetic come out of the built network."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from steadyq.nets import MLP, MinAtarNet, ResNet
-from steadyq.nets.encoders import Conv
+from steadyq import envs
+from steadyq.build import network_for
+from steadyq.errors import UserError
+from steadyq.nets import MLP, Impala, MinAtarNet, ResNet
+from steadyq.nets.layers import Conv
 from steadyq.paper.settings import layer_rows
 from steadyq.presets import steady
 
@@ -96,3 +100,67 @@ def test_the_head_is_the_last_hidden_layer_and_the_outputs() -> None:
     assert resnet.group("l2.0.shortcut") == resnet.group("stem.0") == "encoder"
     for small, head in ((MinAtarNet((4, 10, 10), 6), {"hidden", "head"}), (MLP((4,), 6, (8, 9)), {"fc2", "head"})):
         assert {name for name in small.layers if small.group(name) == "head"} == head
+
+
+def test_the_impala_of_bbf_has_its_size() -> None:
+    """Breakout: 4 actions, 51 atoms. recipes.md says 34.0M with SPR's small parts."""
+    network = Impala((4, 84, 84), 4 * K, width=4, hidden=2048, dueling=True, atoms=K, renormalise=True)
+    layers = network.layers
+    assert [layers[f"stage{i}.0.conv1"].input_shape for i in (1, 2, 3)] == [(64, 42, 42), (128, 21, 21), (128, 11, 11)]
+    assert layers["hidden"].weight_shape == (2048, 128 * 11 * 11)
+    convolutions = 2_368 + 4 * 36_928 + 73_856 + 4 * 147_584 + 147_584 + 4 * 147_584
+    heads = 2049 * (4 * K + K)
+    counted = sum(math.prod(layer.weight_shape) + layer.outputs for layer in layers.values())
+    assert counted == convolutions + 15_489 * 2048 + heads == 33_796_159
+    average = Impala((4, 84, 84), 4 * K, pooling="average").layers["hidden"]
+    assert average.weight_shape == (2048, 128)
+
+
+def test_normalisation_follows_every_layer_but_shortcuts_and_outputs() -> None:
+    network = ResNet((4, 84, 84), A * K, scale=1, norm="layer", dueling=True, atoms=K)
+    plain = ResNet((4, 84, 84), A * K, scale=1).layers
+    followed = {name for name in plain if not name.endswith("shortcut")} - {"quantile head"}
+    assert {name.removesuffix(".norm") for name in network.layers if name.endswith(".norm")} == followed
+    assert network.layers["l2.0.conv2.norm"].input_shape == (16, 42, 42)
+    assert not any(name.endswith(".norm") for name in network.monitored)
+    assert network.heads == network.monitored[-2:] == ("value", "advantage")
+    assert network.readers["head.1"] == ("value", "advantage")
+    assert network.group("head.1.norm") == network.group("value") == "head"
+    assert network.group("stem.0.norm") == "encoder"
+
+
+def test_who_reads_whom_in_impala() -> None:
+    network = Impala((4, 84, 84), A * K, 1, 16)
+    blocks = [f"stage{stage}.{block}" for stage in (1, 2, 3) for block in range(2)]
+    assert network.readers == {**{f"{b}.conv1": (f"{b}.conv2",) for b in blocks}, "hidden": ("head",)}
+    assert [name for name in network.layers if network.group(name) == "head"] == ["hidden", "head"]
+    assert network.monitored == tuple(network.layers)
+
+
+def built(env: str, **changes: Any) -> Any:
+    recipe = steady(env, "tiny", **{"estimator.quantiles": K}, **{f"network.{k}": v for k, v in changes.items()})
+    return network_for(recipe, envs.spec(recipe.env, recipe.protocol))
+
+
+def test_a_recipe_builds_every_network_with_its_options() -> None:
+    options: Any = {"dueling": True, "norm": "layer", "initial": "xavier"}
+    latent: Any = {"pooling": "average", "renormalise": True}
+    more: Any = {**options, "atoms": K}
+    assert built("Atari/Breakout", kind="impala", width=2, hidden=(64,), **latent, **options) == Impala(
+        (4, 84, 84), 4 * K, 2, 64, **latent, **more
+    )
+    assert built("Atari/Breakout", scale=2, **latent, **options) == ResNet((4, 84, 84), 4 * K, 2, **latent, **more)
+    assert built("MinAtar/Breakout", **options) == MinAtarNet((4, 10, 10), 3 * K, **more)
+    assert built("CartPole-v1", **options) == MLP((4,), 2 * K, (128, 128), **more)
+    assert built("CartPole-v1") == MLP((4,), 2 * K, atoms=K)
+
+
+def test_options_that_a_network_does_not_have_are_refused() -> None:
+    with pytest.raises(UserError, match=r"network.pooling average contradicts network.kind mlp"):
+        built("CartPole-v1", pooling="average")
+    with pytest.raises(UserError, match=r"network.renormalise True contradicts network.kind minatar"):
+        built("MinAtar/Breakout", renormalise=True)
+    with pytest.raises(UserError, match=r"impala needs image observations, Gymnasium/CartPole-v1 has shape \(4,\)"):
+        built("CartPole-v1", kind="impala")
+    with pytest.raises(UserError, match=r"network.width must be between 1 and 16, got 0"):
+        built("Atari/Breakout", kind="impala", width=0)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
-from steadyq.nets.encoders import Conv, Linear
-from steadyq.nets.ensemble import Form
+from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets.forms import Form
+from steadyq.nets.layers import Conv, Linear
 from steadyq.nets.units import dormant_fraction, reading_columns, unit_scores, unit_sizes
 
 
@@ -39,6 +39,8 @@ def test_columns_of_a_unit_by_hand() -> None:
 
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "resnet": (ResNet((2, 8, 8), 6, 1, 4), (2, 8, 8)),
+    "resnet, average": (ResNet((2, 8, 8), 6, 1, 4, pooling="average", dueling=True, atoms=3), (2, 8, 8)),
+    "impala": (Impala((2, 9, 9), 6, 1, 4, renormalise=True), (2, 9, 9)),
     "minatar": (MinAtarNet((3, 5, 5), 6, 4, 6), (3, 5, 5)),
     "mlp": (MLP((4,), 6, (7, 5)), (4,)),
 }
@@ -49,8 +51,6 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
 def test_a_unit_whose_readers_columns_are_zero_is_read_by_nothing(name: str, form: Form) -> None:
     """Its incoming weights then change nothing in that member, and everything in a member that still reads it."""
     network, shape = NETWORKS[name]
-    if form == "kernels" and name != "resnet":
-        pytest.skip("the kernels form runs the ResNet")
     ensemble = Ensemble(network, 2, 2, 3, form=form)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, *shape, generator=generator)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from steadyq.device.kernels.adam import BLOCK
-from steadyq.nets import MLP, Ensemble, ResNet
-from steadyq.nets.encoders import Network
+from steadyq.nets import MLP, Ensemble, Network, ResNet
 from steadyq.value import flat as module
 from steadyq.value.estimators import Quantile
 from steadyq.value.flat import Flat
@@ -37,10 +36,8 @@ def learner_of(
 
 def flattened(learner: Learner) -> Learner:
     """The same learner with its parameters in one buffer, as on a GPU."""
-    exact = tuple(f"{learner.ensemble.last}.{part}" for part in ("weight", "bias"))
-    learner.flat = flat = Flat(
-        learner.online, learner.settings.adam, learner.ensemble.dtype, exact, learner.settings.unit_steps
-    )
+    settings, ensemble = learner.settings, learner.ensemble
+    learner.flat = flat = Flat(learner.online, settings.adam, ensemble.dtype, ensemble.exact, settings.unit_steps)
     learner.online, learner.target, learner.adam = flat.online, flat.target, flat.adam
     learner.online_low, learner.target_low = flat.online_low, flat.target_low
     return learner

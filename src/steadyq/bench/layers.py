@@ -10,7 +10,7 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.updates import BATCH, Case, Rates
 from steadyq.device.capture import Captured
 from steadyq.device.kernels import launch
-from steadyq.nets.encoders import Conv
+from steadyq.nets.layers import Conv
 
 LAUNCHES = 20
 

@@ -32,7 +32,7 @@ from steadyq.bench.updates import (
 from steadyq.device.cpu import prepare_process
 from steadyq.device.kernels.triton import compiles
 from steadyq.errors import UserError
-from steadyq.nets.ensemble import Form
+from steadyq.nets.forms import Form
 from steadyq.run.files import replace_text
 from steadyq.run.progress import plural
 from steadyq.run.provenance import provenance

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +19,8 @@ from steadyq.device.kernels.loss import quantile_huber_reference
 from steadyq.envs.vector import EnvSpec
 from steadyq.monitor.watch import Watch
 from steadyq.nets import Ensemble, MinAtarNet, Network, ResNet
-from steadyq.nets.encoders import Conv
-from steadyq.nets.ensemble import Form
+from steadyq.nets.forms import Form, Stacked
+from steadyq.nets.layers import Conv
 from steadyq.recipe import MonitorSection
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
@@ -161,23 +162,28 @@ class CompiledGrouped(Learner):
 
     def forward(self, params: Params, observation: Tensor) -> Tensor:
         """What is compiled."""
-        ensemble, members, batch = self.ensemble, self.ensemble.members, observation.shape[0]
-        first = next(iter(ensemble.network.layers))
-
-        def layer(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
-            kind, weight, bias = ensemble.layer(params, name)
-            if isinstance(kind, Conv):
-                flat = weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-                groups = 1 if name == first else members
-                y = functional.conv2d(x, flat, bias.flatten(), kind.stride, kind.padding, groups=groups)
-            else:
-                x = x.reshape(batch, members, -1).transpose(0, 1) if x.dim() == 4 else x
-                y = torch.baddbmm(bias[:, None], x.to(weight.dtype), weight.transpose(1, 2))
-            y = y if residual is None else y + residual
-            return functional.relu(y) if relu else y
-
+        ensemble = self.ensemble
         x = (observation.to(ensemble.dtype) / ensemble.pixel_max).contiguous(memory_format=torch.channels_last)
-        return ensemble.network.wire(layer, x).view(members, batch, ensemble.actions, ensemble.atoms)
+        run = ChannelsLast(partial(ensemble.layer, params), ensemble.members, x)
+        return ensemble.network.wire(run, x).view(ensemble.members, len(x), ensemble.actions, ensemble.atoms)
+
+
+@dataclass(frozen=True)
+class ChannelsLast(Stacked):
+    """The stacked form with weights in channels-last order, and x W^T where ours is W x^T."""
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """A grouped convolution or a batched matrix product."""
+        kind, weight, bias = self.layers(name)
+        if isinstance(kind, Conv):
+            flat = weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+            groups = 1 if x is self.observation else self.members
+            y = functional.conv2d(x, flat, bias.flatten(), kind.stride, kind.padding, groups=groups)
+        else:
+            x = self.members_first(x) if x.dim() == 4 else x
+            y = torch.baddbmm(bias[:, None], x.to(weight.dtype), weight.transpose(1, 2))
+        y = y if residual is None else y + residual
+        return functional.relu(y) if relu else y
 
 
 def update_of(learner: Learner, ring: Ring) -> Callable[[], None]:

@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
-from steadyq.nets.encoders import Execute, Group, Layer, Network
 from steadyq.nets.ensemble import Ensemble
+from steadyq.nets.layers import Executor
 from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
@@ -82,9 +81,9 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
     for first in range(0, count, together):
         piece = batch.part(first, first + together)
         look = _values(learner, piece, draw, previous)
-        tap = Tap(learner.ensemble.network)
+        tap = Tap()
         with torch.enable_grad():
-            z = replace(learner.ensemble, network=tap).forward(leaves, piece.observation)
+            z = learner.ensemble.forward(leaves, piece.observation, tap.around)
             each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
             with tap.measuring(learner.ensemble):
                 found = torch.autograd.grad(each.sum() / count, list(leaves.values()))
@@ -128,49 +127,22 @@ def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None)
 @torch.no_grad()
 def activation_scores(ensemble: Ensemble, params: Params, observation: Tensor) -> Params:
     """Score of every hidden layer's units by what they put out, `[member, unit]` (ReDo's)."""
-    tap = Tap(ensemble.network)
-    replace(ensemble, network=tap).forward(params, observation)
+    tap = Tap()
+    ensemble.forward(params, observation, tap.around)
     return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in tap.outputs.items()}
 
 
 class Tap:
-    """A network that keeps what its layers put out after their ReLU, and measures the units."""
+    """Keeps what a network's layers put out after their ReLU, and measures the units."""
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
+    def __init__(self) -> None:
         self.outputs: dict[str, list[Tensor]] = {}
         self.sizes: Params = {}
         self.gradient_sizes: Params = {}
 
-    @property
-    def layers(self) -> dict[str, Layer]:
-        """The network's."""
-        return self.network.layers
-
-    @property
-    def monitored(self) -> tuple[str, ...]:
-        """The network's."""
-        return self.network.monitored
-
-    @property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """The network's."""
-        return self.network.readers
-
-    def group(self, name: str) -> Group:
-        """The network's."""
-        return self.network.group(name)
-
-    def wire(self, layer: Execute, x: Tensor) -> Tensor:
-        """Run the network, keeping outputs; a form that runs members one by one leaves one output for each."""
-
-        def tapped(name: str, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
-            y = layer(name, x, relu=relu, residual=residual)
-            if relu:
-                self.outputs.setdefault(name, []).append(y)
-            return y
-
-        return self.network.wire(tapped, x)
+    def around(self, run: Executor[Tensor]) -> Executor[Tensor]:
+        """The executor, watched; a form that runs members one by one leaves one output for each."""
+        return cast(Executor[Tensor], _Tapped(run, self.outputs))
 
     @contextmanager
     def measuring(self, ensemble: Ensemble) -> Iterator[None]:
@@ -199,6 +171,27 @@ class Tap:
         self.gradient_sizes = {
             name: torch.cat([own[place] for place in range(len(own))]) for name, own in slopes.items()
         }
+
+
+class _Tapped:
+    """An executor that notes every ReLU's output under the layer whose units it shows."""
+
+    def __init__(self, run: Executor[Tensor], outputs: dict[str, list[Tensor]]) -> None:
+        self.run, self.outputs = run, outputs
+
+    def __getattr__(self, piece: str) -> Any:
+        return getattr(self.run, piece)
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        y = self.run.layer(name, x, relu=relu, residual=residual)
+        return self._noted(name, y) if relu else y
+
+    def relu(self, x: Tensor, units: str) -> Tensor:
+        return self._noted(units, self.run.relu(x, units))
+
+    def _noted(self, name: str, y: Tensor) -> Tensor:
+        self.outputs.setdefault(name, []).append(y)
+        return y
 
 
 def _sizes(part: Tensor, ensemble: Ensemble) -> Tensor:

@@ -1,122 +1,138 @@
-"""Network descriptions: named layers, and the wiring between them written once.
-
-A description holds no parameters. `wire(layer, x)` runs the network through whatever executes one layer
-(`layer(name, x, relu=..., residual=...)`): a loop over members, grouped tensors, or GPU kernels.
-"""
+"""The networks there are: each an encoder, a hidden layer and outputs, wired once for every form."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
-from torch import Tensor
+from steadyq.nets.layers import Conv, Executor, Group, Initial, Layer, LayerNorm, Linear, T, pooled
 
-
-@dataclass(frozen=True)
-class Conv:
-    """A square convolution with bias."""
-
-    inputs: int
-    outputs: int
-    size: int = 3
-    stride: int = 1
-    padding: int = 1
-    image: tuple[int, int] = (0, 0)  # input height and width, for shape tables and cost
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Shape of one member's weight."""
-        return (self.outputs, self.inputs, self.size, self.size)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return (self.inputs, *self.image)
-
-    @property
-    def image_out(self) -> tuple[int, int]:
-        """Output height and width."""
-        height, width = ((side + 2 * self.padding - self.size) // self.stride + 1 for side in self.image)
-        return height, width
-
-    @property
-    def written(self) -> int:
-        """Numbers put out per input."""
-        return self.outputs * math.prod(self.image_out)
-
-    @property
-    def multiplications(self) -> int:
-        """Multiply-adds per input."""
-        return math.prod(self.weight_shape) * math.prod(self.image_out)
+Norm = Literal["none", "layer"]
+Pooling = Literal["flatten", "average"]
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A linear map with bias."""
+class _Described:
+    """What all descriptions share: layers in order, the last of them hidden, then outputs read off its units.
 
-    inputs: int
+    With `norm` every layer but shortcuts and outputs is followed by a `LayerNorm` before anything else happens to what
+    it puts out. With `dueling` the outputs are V + A - mean A, `atoms` values and `outputs` (actions x atoms)
+    advantages.
+    """
+
+    observation: tuple[int, ...]
     outputs: int
-    flattens: tuple[int, ...] = ()  # the feature map it flattens, where it does
+    _: KW_ONLY
+    atoms: int = 1
+    dueling: bool = False
+    norm: Norm = "none"
+    initial: Initial = "torch"
+
+    @cached_property
+    def body(self) -> dict[str, Layer]:
+        """All layers but outputs and normalisation."""
+        raise NotImplementedError
 
     @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Shape of one member's weight."""
-        return (self.outputs, self.inputs)
+    def output(self) -> str:
+        """Name of the output layer, where there is one."""
+        return "head"
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return self.flattens or (self.inputs,)
-
-    @property
-    def written(self) -> int:
-        """Numbers put out per input."""
-        return self.outputs
-
-    @property
-    def multiplications(self) -> int:
-        """Multiply-adds per input."""
-        return self.inputs * self.outputs
-
-
-Layer = Conv | Linear
-Group = Literal["encoder", "head"]
-"""Which part of a network a layer belongs to: the last hidden layer and the outputs are the head, all before it the
-encoder.
-"""
-Execute = Callable[..., Tensor]
-"""`execute(name, x, relu=False, residual=None) -> y`, one layer with what follows it."""
-
-
-class Network(Protocol):
-    """A network: its layers by name, which are watched for spikes, who reads whom, and how they are wired."""
-
-    @property
+    @cached_property
     def layers(self) -> dict[str, Layer]:
-        """All layers, in the order they run."""
+        """Body, normalisation, outputs."""
+        body, found = self.body, dict[str, Layer]()
+        for name, layer in body.items():
+            found[name] = layer
+            if self.norm == "layer" and not name.endswith("shortcut"):
+                image = layer.image_out if isinstance(layer, Conv) else ()
+                found[f"{name}.norm"] = LayerNorm(layer.outputs, image)
+        features = body[self.hidden_layer].outputs
+        sizes = (self.atoms, self.outputs) if self.dueling else (self.outputs,)
+        return found | {name: Linear(features, size) for name, size in zip(self.heads, sizes, strict=True)}
+
+    @cached_property
+    def hidden_layer(self) -> str:
+        """Name of the last hidden layer."""
+        return next(reversed(self.body))
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """The output layers."""
+        return ("value", "advantage") if self.dueling else (self.output,)
+
+    @cached_property
     def monitored(self) -> tuple[str, ...]:
-        """Layers whose spike ratio is measured."""
+        """All convolutions and linear layers but shortcuts."""
+        return tuple(
+            name
+            for name, layer in self.layers.items()
+            if not isinstance(layer, LayerNorm) and not name.endswith("shortcut")
+        )
 
-    @property
+    @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """Hidden layers whose units are read by the named layers and by nothing else: units that can be recycled.
-
-        Layers that add to a residual stream are not among them.
-        """
+        """Each layer is read by the next, the last by the outputs."""
+        found: dict[str, tuple[str, ...]] = {name: (reader,) for name, reader in pairwise(self.body)}
+        return {**found, self.hidden_layer: self.heads}
 
     def group(self, name: str) -> Group:
-        """The part of the network that a layer belongs to."""
+        """The last hidden layer and the outputs are the head."""
+        return "head" if name.removesuffix(".norm") in (self.hidden_layer, *self.heads) else "encoder"
 
-    def wire(self, layer: Execute, x: Tensor) -> Tensor:
-        """Run the network on x with `layer` executing each named layer; returns the flat outputs."""
+    def units(self, run: Executor[T], name: str, x: T, *, relu: bool = True, residual: T | None = None) -> T:
+        """A layer, its normalisation, the sum with `residual`, ReLU."""
+        if self.norm == "none":
+            return run.layer(name, x, relu=relu, residual=residual)
+        y = run.norm(f"{name}.norm", run.layer(name, x))
+        y = y if residual is None else run.add(y, residual)
+        return run.relu(y, name) if relu else y
+
+    def values(self, run: Executor[T], x: T) -> T:
+        """The outputs from the last hidden units."""
+        if self.dueling:
+            return run.dueling(run.layer("value", x), run.layer("advantage", x))
+        return run.layer(self.output, x)
 
 
 @dataclass(frozen=True)
-class ResNet:
+class _Residual(_Described):
+    """A residual encoder of images whose latent is perhaps renormalised and pooled before the hidden layer."""
+
+    observation: tuple[int, int, int]
+    _: KW_ONLY
+    pooling: Pooling = "flatten"
+    renormalise: bool = False
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each block's first convolution, and the hidden layer; all others add to the residual stream."""
+        found: dict[str, tuple[str, ...]] = {
+            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
+        }
+        return {**found, self.hidden_layer: self.heads}
+
+    def projection(self, channels: int, image: tuple[int, int], width: int) -> Linear:
+        """The hidden layer over the latent."""
+        if self.pooling == "average":
+            return Linear(channels, width)
+        return Linear(channels * math.prod(image), width, flattens=(channels, *image))
+
+    def encode(self, run: Executor[T], x: T) -> T:
+        """The latent of images, before pooling."""
+        raise NotImplementedError
+
+    def wire(self, run: Executor[T], x: T) -> T:
+        """Encoder, hidden layer, outputs."""
+        x = self.encode(run, x)
+        x = run.renormalise(x) if self.renormalise else x
+        x = run.average(x) if self.pooling == "average" else x
+        return self.values(run, self.units(run, self.hidden_layer, x))
+
+
+@dataclass(frozen=True)
+class ResNet(_Residual):
     """The paper's encoder (layer table l.835): a stem and four stages of two post-activation blocks, no normalisation.
 
     Stage widths are (8, 16, 32, 64) x `scale`. Atari strides are (1, 2, 2, 2); Procgen's (2, 2, 2, 2).
@@ -124,15 +140,18 @@ class ResNet:
     the paper's table monitors.
     """
 
-    observation: tuple[int, int, int]
-    outputs: int
     scale: int = 4
     head_multiple: int = 128
     strides: tuple[int, int, int, int] = (1, 2, 2, 2)
 
+    @property
+    def output(self) -> str:
+        """The paper's name."""
+        return "quantile head"
+
     @cached_property
-    def layers(self) -> dict[str, Layer]:
-        """Stem, blocks, head and outputs under the paper's names."""
+    def body(self) -> dict[str, Layer]:
+        """Stem, blocks and head under the paper's names."""
         channels, *image = self.observation
         size = (image[0], image[1])
         width = 8 * self.scale
@@ -147,119 +166,93 @@ class ResNet:
                 if first.stride != 1 or width != wider:
                     layers[f"{name}.shortcut"] = Conv(width, wider, size=1, stride=first.stride, padding=0, image=size)
                 width, size = wider, first.image_out
-        features = self.head_multiple * self.scale
-        layers["head.1"] = Linear(width * math.prod(size), features, flattens=(width, *size))
-        layers["quantile head"] = Linear(features, self.outputs)
-        return layers
+        return {**layers, "head.1": self.projection(width, size, self.head_multiple * self.scale)}
 
-    @cached_property
-    def monitored(self) -> tuple[str, ...]:
-        """The 19 rows of the paper's table."""
-        return tuple(name for name in self.layers if not name.endswith("shortcut"))
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Each block's first convolution and the hidden layer; stem and second convolutions feed the shortcuts."""
-        found: dict[str, tuple[str, ...]] = {
-            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
-        }
-        return {**found, "head.1": ("quantile head",)}
-
-    def group(self, name: str) -> Group:
-        """The hidden layer and the outputs are the head."""
-        return "head" if name in ("head.1", "quantile head") else "encoder"
-
-    @property
-    def block_strides(self) -> tuple[int, ...]:
-        """Stride of each of the eight blocks."""
-        return tuple(each for stride in self.strides for each in (stride, 1))
-
-    def wire(self, layer: Execute, x: Tensor) -> Tensor:
+    def encode(self, run: Executor[T], x: T) -> T:
         """Block(x) = ReLU(conv2(ReLU(conv1(x))) + shortcut(x))."""
-        x = layer("stem.0", x, relu=True)
+        x = self.units(run, "stem.0", x)
         for stage in range(1, 5):
             for block in range(2):
                 name = f"l{stage}.{block}"
-                short = layer(f"{name}.shortcut", x) if f"{name}.shortcut" in self.layers else x
-                x = layer(f"{name}.conv1", x, relu=True)
-                x = layer(f"{name}.conv2", x, relu=True, residual=short)
-        return layer("quantile head", layer("head.1", x, relu=True))
+                short = run.layer(f"{name}.shortcut", x) if f"{name}.shortcut" in self.layers else x
+                x = self.units(run, f"{name}.conv1", x)
+                x = self.units(run, f"{name}.conv2", x, residual=short)
+        return x
 
 
 @dataclass(frozen=True)
-class MinAtarNet:
+class Impala(_Residual):
+    """The encoder of IMPALA and BBF: three stages of a convolution, max-pooling and two pre-activation blocks.
+
+    Stage widths are (16, 32, 32) x `width`; BBF takes width 4, renormalises the latent and has 2048 hidden units.
+    """
+
+    width: int = 4
+    hidden: int = 2048
+
+    @cached_property
+    def body(self) -> dict[str, Layer]:
+        """stage1.conv, stage1.0.conv1, stage1.0.conv2, ..., hidden."""
+        channels, height, width = self.observation
+        size, layers = (height, width), dict[str, Layer]()
+        for stage, multiple in enumerate((16, 32, 32), start=1):
+            wide = multiple * self.width
+            layers[f"stage{stage}.conv"] = Conv(channels, wide, image=size)
+            channels, size = wide, pooled(size)
+            for block in range(2):
+                for conv in ("conv1", "conv2"):
+                    layers[f"stage{stage}.{block}.{conv}"] = Conv(wide, wide, image=size)
+        return {**layers, "hidden": self.projection(channels, size, self.hidden)}
+
+    def encode(self, run: Executor[T], x: T) -> T:
+        """Block(x) = conv2(ReLU(conv1(ReLU(x)))) + x; a ReLU after the last."""
+        last = ""
+        for stage in range(1, 4):
+            last = f"stage{stage}.conv"
+            x = run.max_pool(self.units(run, last, x, relu=False))
+            for block in range(2):
+                name = f"stage{stage}.{block}"
+                inner = self.units(run, f"{name}.conv1", run.relu(x, last))
+                last = f"{name}.conv2"
+                x = self.units(run, last, inner, relu=False, residual=x)
+        return run.relu(x, last)
+
+
+@dataclass(frozen=True)
+class MinAtarNet(_Described):
     """The network of the MinAtar paper: one 3x3 convolution and one hidden layer."""
 
     observation: tuple[int, int, int]
-    outputs: int
     channels: int = 16
     hidden: int = 128
 
     @cached_property
-    def layers(self) -> dict[str, Layer]:
-        """conv, hidden, head."""
+    def body(self) -> dict[str, Layer]:
+        """conv, hidden."""
         inputs, height, width = self.observation
         conv = Conv(inputs, self.channels, padding=0, image=(height, width))
         features = (self.channels, *conv.image_out)
-        return {
-            "conv": conv,
-            "hidden": Linear(math.prod(features), self.hidden, flattens=features),
-            "head": Linear(self.hidden, self.outputs),
-        }
+        return {"conv": conv, "hidden": Linear(math.prod(features), self.hidden, flattens=features)}
 
-    @cached_property
-    def monitored(self) -> tuple[str, ...]:
-        """Every layer."""
-        return tuple(self.layers)
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Each layer is read by the next."""
-        return {name: (reader,) for name, reader in pairwise(self.layers)}
-
-    def group(self, name: str) -> Group:
-        """The last two layers are the head."""
-        return "head" if name in tuple(self.layers)[-2:] else "encoder"
-
-    def wire(self, layer: Execute, x: Tensor) -> Tensor:
+    def wire(self, run: Executor[T], x: T) -> T:
         """ReLU after each layer but the last."""
-        return layer("head", layer("hidden", layer("conv", x, relu=True), relu=True))
+        return self.values(run, self.units(run, "hidden", self.units(run, "conv", x)))
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(_Described):
     """Fully connected layers over a flat observation."""
 
-    observation: tuple[int, ...]
-    outputs: int
     hidden: tuple[int, ...] = (128, 128)
 
     @cached_property
-    def layers(self) -> dict[str, Layer]:
-        """fc1, fc2, ..., head."""
+    def body(self) -> dict[str, Layer]:
+        """fc1, fc2, ..."""
         sizes = (math.prod(self.observation), *self.hidden)
-        layers: dict[str, Layer] = {
-            f"fc{i}": Linear(inputs, outputs) for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
-        }
-        layers["head"] = Linear(sizes[-1], self.outputs)
-        return layers
+        return {f"fc{i}": Linear(inputs, outputs) for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)}
 
-    @cached_property
-    def monitored(self) -> tuple[str, ...]:
-        """Every layer."""
-        return tuple(self.layers)
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Each layer is read by the next."""
-        return {name: (reader,) for name, reader in pairwise(self.layers)}
-
-    def group(self, name: str) -> Group:
-        """The last two layers are the head."""
-        return "head" if name in tuple(self.layers)[-2:] else "encoder"
-
-    def wire(self, layer: Execute, x: Tensor) -> Tensor:
+    def wire(self, run: Executor[T], x: T) -> T:
         """ReLU after each layer but the last."""
-        for name in list(self.layers)[:-1]:
-            x = layer(name, x, relu=True)
-        return layer("head", x)
+        for name in self.body:
+            x = self.units(run, name, x)
+        return self.values(run, x)

@@ -6,7 +6,7 @@ The monitor measures them and the regulation recycles them; both read them here.
 import torch
 from torch import Tensor
 
-from steadyq.nets.encoders import Conv, Layer
+from steadyq.nets.layers import Conv, Layer
 
 
 def unit_sizes(values: Tensor) -> Tensor:

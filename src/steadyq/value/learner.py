@@ -73,8 +73,7 @@ class Learner:
             self.target = self.target_low = {name: p.clone() for name, p in initial.items()}
             self.adam = AdamState.zeros(self.online, settings.unit_steps)
         else:
-            last = (f"{ensemble.last}.weight", f"{ensemble.last}.bias")
-            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, last, settings.unit_steps)
+            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, ensemble.exact, settings.unit_steps)
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
         self.ceiling = torch.full((), torch.inf, device=device)

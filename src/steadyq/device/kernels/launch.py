@@ -21,6 +21,18 @@ from steadyq.device.kernels.triton import triton
 from steadyq.errors import UserError
 
 
+def native(kernel: int, stride: int, padding: int) -> bool:
+    """Whether the kernels are written for a convolution: an odd size padded by half of it, strided by 1; or by 2, up to
+    3x3.
+    """
+    return kernel % 2 == 1 and padding == kernel // 2 and (stride == 1 or (stride == 2 and kernel <= 3))
+
+
+def _check(kernel: int, stride: int) -> None:
+    if not native(kernel, stride, kernel // 2):
+        raise ValueError(f"the kernels are not written for a {kernel}x{kernel} convolution at stride {stride}")
+
+
 def _out_size(size: int, kernel: int, stride: int) -> int:
     return (size + 2 * (kernel // 2) - kernel) // stride + 1
 
@@ -130,6 +142,7 @@ def run_forward(
     residual: Tensor | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the forward pass; `config` overrides the table."""
+    _check(weight.shape[-1], stride)
     x = _readable(x)
     out = x.new_empty(_shape(x, weight, stride))
     _run_product(x, _packed(weight), bias, _matching(residual, out), None, out, stride, relu, False, config)
@@ -146,6 +159,7 @@ def run_input_gradient(
     """
     packed = _packed(weight)
     members, outputs, kernel, _, channels = packed.shape
+    _check(kernel, stride)
     g = _readable(g)
     height, width = size
     out = g.new_empty((members, g.shape[1], height, width, channels))
@@ -155,8 +169,6 @@ def run_input_gradient(
             raise ValueError("at stride 1 the shortcut's input gradient is a convolution of its own: pass it as `add`")
         _run_product(g, packed, None, add, gate, out, 1, False, True, config)
         return out
-    if stride != 2:
-        raise ValueError(f"the input gradient is written for strides 1 and 2, not {stride}")
     half = ((height + 1) // 2) * ((width + 1) // 2)
     if config is None:
         config = config_for("spread", kernel, stride, height, channels, outputs, g.dtype)
@@ -183,6 +195,7 @@ def run_weight_gradient(
     x: Tensor, g: Tensor, kernel: int, stride: int, config: Config | None = None
 ) -> tuple[Tensor, Tensor]:
     """Launch the weight and bias gradients, `[member, out, in, ky, kx]` and `[member, out]`."""
+    _check(kernel, stride)
     x, g = _readable(x), _readable(g)
     members, batch, out_h, out_w, outputs = g.shape
     in_h, in_w, channels = x.shape[2:]

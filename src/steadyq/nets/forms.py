@@ -1,0 +1,208 @@
+"""Three ways to run a network's pieces for all members, tested equal.
+
+`Loop` runs one member with ordinary layers (the reference), `Stacked` all members at once (grouped convolutions,
+batched matrix products), `Kernels` all members through the GPU kernels of `device/kernels`, which is where a GPU's
+time is won.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from steadyq.device.kernels import convolution, pooling
+from steadyq.device.kernels.launch import native
+from steadyq.device.kernels.triton import compiles
+from steadyq.errors import UserError
+from steadyq.nets.layers import Conv, Layer, Network
+from steadyq.nets.trace import pieces
+
+Form = Literal["loop", "stacked", "kernels"]
+LayerOf = Callable[[str], tuple[Layer, Tensor, Tensor]]
+"""A layer by name, with all members' weights and biases as they compute."""
+
+
+@dataclass(frozen=True)
+class _Anywhere:
+    """The pieces that are the same text in every form."""
+
+    layers: LayerOf
+
+    def relu(self, x: Tensor, units: str) -> Tensor:
+        """ReLU by itself."""
+        return functional.relu(x)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum."""
+        return x + y
+
+    def dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
+        """V + A - mean of A over actions."""
+        each = advantage.view(*advantage.shape[:-1], -1, value.shape[-1])
+        return (value[..., None, :] + each - each.mean(-2, keepdim=True)).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Loop(_Anywhere):
+    """One member: `[batch, channel, y, x]` and `[batch, feature]`."""
+
+    member: int
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """An ordinary layer."""
+        kind, weights, biases = self.layers(name)
+        weight, bias = weights[self.member], biases[self.member]
+        if isinstance(kind, Conv):
+            y = functional.conv2d(x, weight, bias, kind.stride, kind.padding)
+        else:
+            y = functional.linear(x.flatten(1).to(weight.dtype), weight, bias)
+        return _finished(y, relu, residual)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """As a group norm of one group: statistics over the sample, gains by channel."""
+        _, weight, bias = self.layers(name)
+        return functional.group_norm(x, 1, weight[self.member], bias[self.member])
+
+    def max_pool(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return pooling.max_pool_images(x)
+
+    def average(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return x.mean((2, 3))
+
+    def renormalise(self, x: Tensor) -> Tensor:
+        """Over all features."""
+        return _stretched(x.flatten(1)).view_as(x)
+
+
+@dataclass(frozen=True)
+class Stacked(_Anywhere):
+    """Members side by side in the channels, `[batch, member * channel, y, x]`, or first, `[member, batch, feature]`.
+
+    All members share the one `observation`.
+    """
+
+    members: int
+    observation: Tensor
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """A grouped convolution or a batched matrix product."""
+        kind, weight, bias = self.layers(name)
+        shared = x is self.observation
+        if isinstance(kind, Conv):
+            groups = 1 if shared else self.members
+            y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
+        else:
+            if shared:
+                x = x.flatten(1).expand(self.members, -1, -1)
+            elif x.dim() == 4:
+                x = self.members_first(x)
+            y = _linear(x, weight, bias)
+        return _finished(y, relu, residual)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """A group for each member."""
+        _, weight, bias = self.layers(name)
+        if x.dim() == 4:
+            return functional.group_norm(x, self.members, weight.flatten(), bias.flatten())
+        return functional.layer_norm(x, x.shape[2:]) * weight[:, None] + bias[:, None]
+
+    def max_pool(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return pooling.max_pool_images(x)
+
+    def average(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return self.members_first(x.mean((2, 3)))
+
+    def renormalise(self, x: Tensor) -> Tensor:
+        """Over all features of a member."""
+        return _stretched(x.reshape(len(x), self.members, -1) if x.dim() == 4 else x).view_as(x)
+
+    def members_first(self, x: Tensor) -> Tensor:
+        """Images or their channels' means flattened to `[member, batch, feature]`."""
+        return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
+
+
+@dataclass(frozen=True)
+class Kernels(_Anywhere):
+    """Members first and channels last, `[member, batch, y, x, channel]`, or `[member, batch, feature]`.
+
+    Convolutions that `launch.native` says the kernels are written for run through them, others as grouped ones.
+    """
+
+    members: int
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """A convolution with what follows in one launch, or a batched matrix product."""
+        kind, weight, bias = self.layers(name)
+        if isinstance(kind, Conv):
+            size = {"stride": kind.stride, "padding": kind.padding}
+            return convolution.conv(x, weight, bias, relu=relu, residual=residual, **size)
+        x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x
+        return _finished(_linear(x.expand(self.members, -1, -1), weight, bias), relu, residual)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Over all but member and batch."""
+        _, weight, bias = self.layers(name)
+        gain, shift = (part.view(len(part), *(1 for _ in x.shape[2:]), -1) for part in (weight, bias))
+        return functional.layer_norm(x, x.shape[2:]) * gain + shift
+
+    def max_pool(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return pooling.max_pool(x)
+
+    def average(self, x: Tensor) -> Tensor:
+        """Over positions."""
+        return x.mean((2, 3))
+
+    def renormalise(self, x: Tensor) -> Tensor:
+        """Over all features."""
+        return _stretched(x.flatten(2)).view_as(x)
+
+
+FORMS: dict[Form, type[_Anywhere]] = {"loop": Loop, "stacked": Stacked, "kernels": Kernels}
+
+
+def best_form(network: Network, device: torch.device) -> Form:
+    """The fastest form measured by `steadyq bench` (docs/performance.md), in every precision.
+
+    The kernels, where they can be compiled and are written for all of the network's convolutions, if it has any.
+    """
+    convolutions = [layer for layer in network.layers.values() if isinstance(layer, Conv)]
+    written = all(native(conv.size, conv.stride, conv.padding) for conv in convolutions)
+    return "kernels" if compiles(device) and convolutions and written else "stacked"
+
+
+@cache
+def check(network: Network, form: Form) -> None:
+    """Raise if the form lacks one of the network's pieces, naming it."""
+    for piece in pieces(network):
+        if not hasattr(FORMS[form], piece.kind):
+            able = [name for name, kind in FORMS.items() if hasattr(kind, piece.kind)]
+            raise UserError(
+                f"compute.form {form} cannot run the piece '{piece.kind}' of {type(network).__name__}: "
+                f"{f'use {able[0]}' if able else 'no form can'}"
+            )
+
+
+def _finished(y: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
+    y = y if residual is None else y + residual
+    return functional.relu(y) if relu else y
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Every member's linear map, x[member, batch, feature]."""
+    # W x^T rather than x W^T: its weight gradient then lies in memory as the weight does.
+    return torch.baddbmm(bias[:, :, None], weight, x.to(weight.dtype).transpose(1, 2)).transpose(1, 2)
+
+
+def _stretched(x: Tensor) -> Tensor:
+    """To between 0 and 1 along the last dimension."""
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    return (x - low) / (high - low + 1e-5)
