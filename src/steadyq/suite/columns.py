@@ -106,10 +106,13 @@ def read_columns(file: Path, found: Iterator[Row]) -> Columns:
 
 
 class Reset(NamedTuple):
-    """A layer of one member that was reinitialised."""
+    """A layer of one member that was intervened on, or a group of layers of all members where that was planned."""
 
     step: int
     layer: str
+    kind: str = "reinitialise"
+    strength: float = 1.0
+    planned: bool = False
 
 
 class Spikes(NamedTuple):
@@ -135,6 +138,13 @@ class Events:
     """The events as they stand in the log."""
 
 
+def read_reset(row: Row) -> Reset:
+    """A reset event; older ones name a layer and nothing else."""
+    where = row.get("layer") or row.get("scope", "")
+    planned = row.get("trigger") == "periodic"
+    return Reset(int(row["step"]), where, row.get("kind", "reinitialise"), row.get("strength", 1.0), planned)
+
+
 def read_events(found: Iterator[Row]) -> Events:
     """Take what is shown out of the events."""
     last, games = 0, (array("d"), array("d"))
@@ -154,7 +164,7 @@ def read_events(found: Iterator[Row]) -> Events:
                 mean.extend(ratios.mean(0))
                 top.extend(np.fmax.reduce(ratios, axis=0))
             case "reset":
-                resets.append(Reset(last, row["layer"]))
+                resets.append(read_reset(row))
             case "diverged":
                 diverged.append(row)
     spikes = tuple(
