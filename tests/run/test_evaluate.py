@@ -126,3 +126,30 @@ def test_the_networks_that_act_are_evaluated_loaded_and_filmed(
         assert record["evaluated_networks"] == (act_with if networks == "acting" else networks)
         assert record["returns"] == [game.score for game in played[record["evaluated_networks"]]]
         assert ("target networks" in capsys.readouterr().out) == (record["evaluated_networks"] == "target")
+
+
+@pytest.mark.parametrize("env", ["Atari/Breakout", "MinAtar/Breakout", "Procgen/CoinRun"])
+def test_every_game_is_played_once_and_finished_lanes_stand_still(env: str) -> None:
+    if env.startswith("Procgen"):
+        pytest.importorskip("envpool")
+    protocol = envs.protocol_for(env)
+    if env.startswith("Procgen"):
+        protocol = dataclasses.replace(protocol, max_frames=40)
+    vector = envs.make(env, protocol, seed=4, training=False, lanes=3, episodes=7)
+    draw = np.random.default_rng(0)
+    vector.reset()
+    playing = vector.playing()
+    assert playing.tolist() == [0, 1, 2]
+    finished, stood = [], 0
+    while (playing >= 0).any():
+        step = vector.step(draw.integers(vector.spec.num_actions, size=3))
+        still = playing < 0
+        stood += int(still.sum())
+        assert not (step.game_over | step.restart)[still].any()
+        assert step.reward[still].sum() == step.frames[still].sum() == step.frame[still].sum() == 0
+        assert (step.frames[~still] > 0).all()
+        finished += playing[step.game_over].tolist()
+        playing = vector.playing()
+    vector.close()
+    assert sorted(finished) == list(range(7))
+    assert stood > 0
