@@ -11,9 +11,11 @@ import torch
 
 import steadyq as sq
 from steadyq import cli, envs
-from steadyq.run.evaluate import Game, different, greedy_policy, play_games, standard_error
+from steadyq.run.evaluate import Game, different, greedy_policy, play_games, random_baseline, standard_error
 from steadyq.run.explore import FrameStack
 from steadyq.run.video import record_game
+from steadyq.scores.published import atari100k, published_rows
+from steadyq.scores.random_policy import stored
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
 
@@ -153,3 +155,27 @@ def test_every_game_is_played_once_and_finished_lanes_stand_still(env: str) -> N
     vector.close()
     assert sorted(finished) == list(range(7))
     assert stood > 0
+
+
+def test_the_random_policy_is_looked_up_where_its_games_are_stored_and_played_elsewhere() -> None:
+    env, rules = "MinAtar/Breakout", envs.protocol_for("MinAtar/Breakout")
+    known = stored(env, rules)
+    assert known is not None
+    looked_up = random_baseline(env, rules, episodes=20, seed=7)
+    assert (looked_up.mean_return, looked_up.episodes) == (known.mean_return, known.episodes)
+    assert looked_up.source == f"stored: seed {known.seed}, commit {known.commit[:12]}"
+    played = random_baseline(env, rules, episodes=known.episodes + 1, seed=0)
+    assert (played.episodes, played.source) == (known.episodes + 1, "played")
+    assert played.mean_return == pytest.approx(known.mean_return, rel=0.02)  # the stored games and one more
+    # What the learner sees does not change a score, how a game is played does.
+    assert stored(env, dataclasses.replace(rules, reward="sign", stack=2, lanes=3)) == known
+    assert stored(env, dataclasses.replace(rules, sticky=0.25)) is None
+
+
+def test_stored_random_scores_are_under_the_protocols_of_today() -> None:
+    assert {row["env"] for row in published_rows("random")} == {
+        *(f"Atari/{game}" for game in atari100k().games),
+        *envs.known()["MinAtar"],
+    }
+    for row in published_rows("random"):
+        assert stored(row["env"], envs.protocol_for(row["env"])) is not None

@@ -14,6 +14,7 @@ from steadyq.agent import Agent
 from steadyq.device.capture import Captured
 from steadyq.envs import Protocol
 from steadyq.run.explore import FrameStack, GameEpsilon
+from steadyq.scores import random_policy as random_policy_scores
 
 LANES = 32
 """Games played side by side: on 16 cores and a GPU, more only wait for each other."""
@@ -120,7 +121,26 @@ def _repeats(games: Sequence[Game]) -> Counter[tuple[float, int, int]]:
     return Counter((game.score, game.steps, game.shown) for game in games)
 
 
-def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Baseline:
+    """What a uniformly random policy scores, and where that is from."""
+
+    mean_return: float
+    episodes: int
+    source: str
+
+
+def random_baseline(env: str, protocol: Protocol, *, episodes: int, seed: int) -> Baseline:
+    """Look up the random policy's score where it is stored, over at least as many games; play them otherwise."""
+    known = random_policy_scores.stored(env, protocol)
+    if known is not None and known.episodes >= episodes:
+        return Baseline(known.mean_return, known.episodes, known.source)
+    actions = envs.spec(env, protocol).num_actions
+    games = play_games(random_policy(actions, seed), env, protocol, episodes=episodes, seed=seed)
+    return Baseline(float(np.mean([game.score for game in games])), len(games), "played")
+
+
+def scored(games: Sequence[Game], baseline: Baseline) -> dict[str, Any]:
     """What a result says of its evaluation games, and of a random policy's beside them."""
     returns = [game.score for game in games]
     return {
@@ -130,8 +150,9 @@ def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
         "mean_return": float(np.mean(returns)),
         "standard_error": standard_error(games),
         "first_10_mean_return": float(np.mean(returns[:10])),
-        "random_return": float(np.mean([game.score for game in baseline])),
-        "random_episodes": len(baseline),
+        "random_return": baseline.mean_return,
+        "random_episodes": baseline.episodes,
+        "random_source": baseline.source,
     }
 
 
