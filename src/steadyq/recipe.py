@@ -381,7 +381,7 @@ class EvaluationSection:
     episodes: int = 100
     """Games played by the agent."""
     random_episodes: int = 20
-    """Games played by a uniformly random policy under the same protocol."""
+    """Games of a uniformly random policy under the same protocol; played where none are stored for it."""
     epsilon: float = 0.0
     """Chance of a uniform action in place of the agent's: without any, an Atari emulator plays the same few games."""
 

@@ -214,7 +214,7 @@ def test_a_run_stopped_and_continued_ends_like_an_uninterrupted_one(tmp_path: Pa
     rows, others = whole.metrics(), parts.metrics()
     assert [row["step"] for row in rows] == [row["step"] for row in others]
     assert rows[-1]["q_taken"] == pytest.approx(others[-1]["q_taken"], abs=1e-3)
-    weights, twins = whole.weights()[0], parts.weights()[0]
+    weights, twins = whole.weights("online")[0], parts.weights("online")[0]
     for name, p in weights.items():
         torch.testing.assert_close(p, twins[name], rtol=0, atol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
 

@@ -15,9 +15,9 @@ from steadyq.envs import atari
 PROTOCOL = envs.protocol_for("Atari/Breakout")
 
 
-def make(game: str, *, seed: int = 1, training: bool = True, lanes: int = 1, **rules):
+def make(game: str, *, seed: int = 1, training: bool = True, lanes: int = 1, episodes: int | None = None, **rules):
     protocol = dataclasses.replace(PROTOCOL, **rules)
-    return envs.make(f"Atari/{game}", protocol, seed=seed, training=training, lanes=lanes)
+    return envs.make(f"Atari/{game}", protocol, seed=seed, training=training, lanes=lanes, episodes=episodes)
 
 
 class PlainAtari:
@@ -147,7 +147,7 @@ def test_after_a_game_comes_the_first_frame_of_the_next():
     env = make("Breakout")
     env.reset()
     step = next(step for step in (play(env, 1, seed)[0] for seed in range(500)) if step.game_over[0])
-    begun = atari.AtariGame("Breakout", PROTOCOL).begin(int(env.game_seed()[0]))
+    begun = atari._Emulator("Breakout", PROTOCOL).begin(int(env.game_seed()[0]))
     assert np.array_equal(step.frame[0], begun.frame)
     assert env.state()["number"].tolist() == [1]
 
@@ -203,22 +203,35 @@ def test_no_ops_are_at_least_one():
     counts = set()
     emulator = atari._Emulator("Pong", dataclasses.replace(PROTOCOL, noop_max=2, fire_reset=False))
     for seed in range(2, 12):
-        emulator.begin(seed)
-        counts.add(int(emulator._ale.step(np.zeros(1, np.int64))[4]["episode_frame_number"][0]) - 4)
+        counts.add(emulator.begin(seed).frames)
     assert counts == {1, 2}
     emulator = atari._Emulator("Pong", dataclasses.replace(PROTOCOL, noop_max=0, fire_reset=False))
-    emulator.begin(2)
-    assert emulator._ale.step(np.zeros(1, np.int64))[4]["episode_frame_number"][0] == 4
+    assert emulator.begin(2).frames == 0
 
 
 def test_a_prepared_game_is_the_same_game():
-    game = atari.AtariGame("Alien", dataclasses.replace(PROTOCOL, sticky=0.25))
+    rules = dataclasses.replace(PROTOCOL, sticky=0.25)
+    game = atari.AtariGame(atari._Emulators("Alien", rules, 2))
+    alone = atari._Emulator("Alien", rules)
     at_once = game.begin(12)
-    game.prepare(40)
-    game.prepare(12)
-    assert game._loaded is not None
+    game.prepare([40])
+    game.prepare([12])  # 40 gives way
     assert np.array_equal(game.begin(12).frame, at_once.frame)
+    game.prepare([40, 44, 48])  # as many as there are emulators for
+    for seed in (48, 40, 44):
+        assert np.array_equal(game.begin(seed).frame, alone.begin(seed).frame)
     game.close()
+
+
+def test_no_more_emulators_are_made_than_there_are_games(monkeypatch):
+    made = []
+    make_one = atari._Emulator.__init__
+    monkeypatch.setattr(atari._Emulator, "__init__", lambda *given, **more: made.append(make_one(*given, **more)))
+    env = make("Breakout", training=False, lanes=3, episodes=3)
+    env.reset()
+    play(env, 5)
+    env.close()
+    assert len(made) == 3
 
 
 def test_seed_decides_and_splits_differ():

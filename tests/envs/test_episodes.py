@@ -25,8 +25,8 @@ class Script:
     def frame(self) -> np.ndarray:
         return np.array([self.clock], np.float32)
 
-    def prepare(self, seed: int) -> None:
-        self.prepared.append(seed)
+    def prepare(self, seeds: list[int]) -> None:
+        self.prepared += seeds
 
     def begin(self, seed: int) -> Opening:
         self.begun.append(seed)
@@ -45,6 +45,9 @@ class Script:
     def next_life(self) -> Opening:
         self.clock += 10
         return Opening(None if self.dies else self.frame(), reward=0.5, frames=12)
+
+    def finish(self) -> None:
+        self.finished = True
 
     def close(self) -> None:
         self.closed = True
@@ -219,7 +222,7 @@ def test_state_that_does_not_fit_is_refused():
 def test_wrong_number_of_actions_is_refused():
     env = vector(Script("...."))
     env.reset()
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="2 actions for 1 lanes"):
         env.step(np.array([0, 0]))
 
 

@@ -82,11 +82,13 @@ def test_agent_acts_on_one_observation_and_on_a_batch(tmp_path: Path) -> None:
     assert sq.load(run.path, "cpu").act(observation) == action
 
 
-def test_games_are_a_fixed_share_of_each_lane_in_their_own_order() -> None:
+def test_games_follow_from_the_seed_in_their_own_order() -> None:
+    import gymnasium
     import numpy as np
 
     from steadyq import envs
-    from steadyq.run.evaluate import LANES, play_games
+    from steadyq.envs.episodes import seed_of_game
+    from steadyq.run.evaluate import play_games
 
     name, episodes = "Gymnasium/CartPole-v1", 40
     protocol = envs.protocol_for(name)
@@ -95,17 +97,11 @@ def test_games_are_a_fixed_share_of_each_lane_in_their_own_order() -> None:
         return np.zeros(len(observation), np.int64)
 
     games = play_games(left, name, protocol, episodes=episodes, seed=3)
-    vector = envs.make(name, protocol, seed=3, training=False, lanes=LANES)
-    vector.reset()
-    lengths: list[list[int]] = [[] for _ in range(LANES)]
-    count = np.zeros(LANES, np.int64)
-    while min(map(len, lengths)) < 3:
-        step = vector.step(np.zeros(LANES, np.int64))
-        count += 1
-        for lane in np.flatnonzero(step.game_over):
-            lengths[lane].append(int(count[lane]))
-            count[lane] = 0
-    vector.close()
-    assert [game.steps for game in games] == [lengths[i % LANES][i // LANES] for i in range(episodes)]
+    assert [game.seed for game in games] == [seed_of_game(3, False, i % 16, i // 16) for i in range(episodes)]
+    alone = gymnasium.make("CartPole-v1")
+    for game in games:
+        alone.reset(seed=game.seed)
+        lost = [alone.step(0)[2] for _ in range(game.steps)]
+        assert lost == [False] * (game.steps - 1) + [True]
     assert len({game.steps for game in games}) > 1
     assert [game.score for game in games] == [float(game.steps) for game in games]

@@ -11,9 +11,11 @@ import torch
 
 import steadyq as sq
 from steadyq import cli, envs
-from steadyq.run.evaluate import Game, different, greedy_policy, play_games, standard_error
+from steadyq.run.evaluate import Game, different, greedy_policy, play_games, random_baseline, standard_error
 from steadyq.run.explore import FrameStack
 from steadyq.run.video import record_game
+from steadyq.scores.published import atari100k, published_rows
+from steadyq.scores.random_policy import stored
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
 
@@ -126,3 +128,54 @@ def test_the_networks_that_act_are_evaluated_loaded_and_filmed(
         assert record["evaluated_networks"] == (act_with if networks == "acting" else networks)
         assert record["returns"] == [game.score for game in played[record["evaluated_networks"]]]
         assert ("target networks" in capsys.readouterr().out) == (record["evaluated_networks"] == "target")
+
+
+@pytest.mark.parametrize("env", ["Atari/Breakout", "MinAtar/Breakout", "Procgen/CoinRun"])
+def test_every_game_is_played_once_and_finished_lanes_stand_still(env: str) -> None:
+    if env.startswith("Procgen"):
+        pytest.importorskip("envpool")
+    protocol = envs.protocol_for(env)
+    if env.startswith("Procgen"):
+        protocol = dataclasses.replace(protocol, max_frames=40)
+    vector = envs.make(env, protocol, seed=4, training=False, lanes=3, episodes=7)
+    draw = np.random.default_rng(0)
+    vector.reset()
+    playing = vector.playing()
+    assert playing.tolist() == [0, 1, 2]
+    finished, stood = [], 0
+    while (playing >= 0).any():
+        step = vector.step(draw.integers(vector.spec.num_actions, size=3))
+        still = playing < 0
+        stood += int(still.sum())
+        assert not (step.game_over | step.restart)[still].any()
+        assert step.reward[still].sum() == step.frames[still].sum() == step.frame[still].sum() == 0
+        assert (step.frames[~still] > 0).all()
+        finished += playing[step.game_over].tolist()
+        playing = vector.playing()
+    vector.close()
+    assert sorted(finished) == list(range(7))
+    assert stood > 0
+
+
+def test_the_random_policy_is_looked_up_where_its_games_are_stored_and_played_elsewhere() -> None:
+    env, rules = "MinAtar/Breakout", envs.protocol_for("MinAtar/Breakout")
+    known = stored(env, rules)
+    assert known is not None
+    looked_up = random_baseline(env, rules, episodes=20, seed=7)
+    assert (looked_up.mean_return, looked_up.episodes) == (known.mean_return, known.episodes)
+    assert looked_up.source == f"stored: seed {known.seed}, commit {known.commit[:12]}"
+    played = random_baseline(env, rules, episodes=known.episodes + 1, seed=0)
+    assert (played.episodes, played.source) == (known.episodes + 1, "played")
+    assert played.mean_return == pytest.approx(known.mean_return, rel=0.02)  # the stored games and one more
+    # What the learner sees does not change a score, how a game is played does.
+    assert stored(env, dataclasses.replace(rules, reward="sign", stack=2, lanes=3)) == known
+    assert stored(env, dataclasses.replace(rules, sticky=0.25)) is None
+
+
+def test_stored_random_scores_are_under_the_protocols_of_today() -> None:
+    assert {row["env"] for row in published_rows("random")} == {
+        *(f"Atari/{game}" for game in atari100k().games),
+        *envs.known()["MinAtar"],
+    }
+    for row in published_rows("random"):
+        assert stored(row["env"], envs.protocol_for(row["env"])) is not None

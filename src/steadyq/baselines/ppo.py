@@ -28,7 +28,7 @@ from steadyq import envs
 from steadyq.device.cpu import prepare_process
 from steadyq.errors import UserError
 from steadyq.recipe import within
-from steadyq.run.evaluate import play_games, random_policy, scored
+from steadyq.run.evaluate import play_games, random_baseline, scored
 from steadyq.run.files import replace_text
 from steadyq.run.folder import RunFolder
 from steadyq.run.loop import Interrupted, stop_requests
@@ -325,8 +325,7 @@ class _Training:
             return np.asarray(actions)
 
         played = play_games(policy, ppo.env, protocol, episodes=ppo.episodes, seed=ppo.seed)
-        chance = random_policy(self.games.action_space.n, ppo.seed)
-        baseline = play_games(chance, ppo.env, protocol, episodes=ppo.episodes, seed=ppo.seed)
+        baseline = random_baseline(ppo.env, protocol, episodes=ppo.episodes, seed=ppo.seed)
         return {
             "env": ppo.env,
             "preset": "ppo",

@@ -42,8 +42,19 @@ def protocol_for(env: str) -> Protocol:
     return DEFAULTS[backend]
 
 
-def make(env: str, protocol: Protocol, *, seed: int, training: bool = True, lanes: int | None = None) -> VectorEnv:
-    """Return games side by side; with `training=False` full games, test levels and seeds that training never sees."""
+def make(
+    env: str,
+    protocol: Protocol,
+    *,
+    seed: int,
+    training: bool = True,
+    lanes: int | None = None,
+    episodes: int | None = None,
+) -> VectorEnv:
+    """Return games side by side; with `training=False` full games, test levels and seeds that training never sees.
+
+    With `episodes` that many games are played in all, in a fixed order, and lanes without one left stand still.
+    """
     backend, game = _matching(env, protocol)
     lanes = protocol.lanes if lanes is None else lanes
     if lanes < 1:
@@ -52,8 +63,10 @@ def make(env: str, protocol: Protocol, *, seed: int, training: bool = True, lane
     if backend == "procgen":
         from steadyq.envs.procgen import ProcgenVector
 
-        return ProcgenVector(name, game, protocol, seed=seed, training=training, lanes=lanes)
-    made: VectorEnv = _adapter(backend).make(name, game, protocol, seed=seed, training=training, lanes=lanes)
+        return ProcgenVector(name, game, protocol, seed=seed, training=training, lanes=lanes, episodes=episodes)
+    made: VectorEnv = _adapter(backend).make(
+        name, game, protocol, seed=seed, training=training, lanes=lanes, episodes=episodes
+    )
     return made
 
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import ale_py
 import numpy as np
 from ale_py import roms
-from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
@@ -19,6 +19,8 @@ from steadyq.envs.vector import EnvSpec
 _NOOP, _FIRE, _AFTER_FIRE = 0, 1, 2
 _MULTIPLAYER = {"combat", "joust", "maze_craze", "warlords"}
 _NO_LIMIT = 10**9
+_STRENGTH = [1.0]
+"""Of the paddle, for the one environment of an emulator."""
 
 
 @functools.cache
@@ -38,11 +40,16 @@ def action_names(game: str, action_set: str) -> tuple[str, ...]:
     """Return the names of a game's actions, in the order of their numbers."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
-    path = roms.get_rom_path(games()[game])
-    assert path is not None  # `games` lists the ROMs inside ale-py
-    ale.loadROM(path)
+    ale.loadROM(_rom(game))
     actions = ale.getMinimalActionSet() if action_set == "minimal" else ale.getLegalActionSet()
     return tuple(action.name for action in actions)
+
+
+@functools.cache
+def _rom(game: str) -> Path:
+    path = roms.get_rom_path(games()[game])
+    assert path is not None  # `games` lists the ROMs inside ale-py
+    return Path(path)
 
 
 def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
@@ -61,14 +68,21 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     )
 
 
-def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int) -> EpisodeVector:
-    """Return `lanes` emulators, each with its own thread."""
+def make(
+    name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int, episodes: int | None = None
+) -> EpisodeVector:
+    """Return `lanes` emulators, each with its own thread, and spare ones that load the games to come."""
+    if episodes is None:
+        shared = [_Emulators(game, protocol, 2) for _ in range(lanes)]
+    else:
+        shared = [_Emulators(game, protocol, min(episodes, lanes + 2 + lanes // 8))] * lanes
     return EpisodeVector(
         spec(name, game, protocol, lanes),
-        [AtariGame(game, protocol) for _ in range(lanes)],
+        [AtariGame(emulators) for emulators in shared],
         seed=seed,
         training=training,
         life_loss_terminal=training and protocol.life_loss_terminal,
+        episodes=episodes,
     )
 
 
@@ -87,14 +101,17 @@ class _Emulator:
         names = action_names(game, protocol.action_set)
         # The condition of Stable-Baselines3: a game without FIRE at 1, or with two actions, is left alone.
         self._fires = protocol.fire_reset and len(names) >= 3 and names[_FIRE] == "FIRE"
-        self._ale = AtariVectorEnv(
-            games()[game],
-            1,
+        self._ale = ale_py.ALEVectorInterface(
+            rom_path=_rom(game),
+            num_envs=1,
+            batch_size=0,
             num_threads=1,
+            thread_affinity_offset=-1,
+            autoreset_mode="NextStep",
             # ale-py draws 0 to noop_max - 1 no-ops; `begin` skips 0.
             noop_max=protocol.noop_max + 1,
             stack_num=1,
-            frameskip=protocol.frame_skip,
+            frame_skip=protocol.frame_skip,
             maxpool=protocol.frame_skip > 1,
             repeat_action_probability=protocol.sticky,
             full_action_space=protocol.action_set == "full",
@@ -102,15 +119,19 @@ class _Emulator:
             # ale-py's own FIRE is one raw frame, its lost life begins a new game, its limit does not count no-ops.
             use_fire_reset=False,
             episodic_life=False,
-            max_num_frames_per_episode=_NO_LIMIT,
+            life_loss_info=False,
+            max_episode_steps=_NO_LIMIT,
             grayscale=not rgb,
             img_height=210 if rgb else 84,
             img_width=160 if rgb else 84,
         )
         self._lives = self._frames = 0
 
-    def prepare(self, seed: int) -> None:
+    def prepare(self, seeds: Sequence[int]) -> None:
         """Do nothing: one emulator cannot load a game while it plays another."""
+
+    def finish(self) -> None:
+        """Do nothing: the next game is played here too."""
 
     def begin(self, seed: int) -> Opening:
         opening = self._reset(seed)
@@ -123,7 +144,7 @@ class _Emulator:
         return opening
 
     def send(self, action: int) -> None:
-        self._ale.send(np.array([action]))
+        self._ale.send([action], _STRENGTH)  # type: ignore[arg-type]  # a list is taken, four times as fast
 
     def receive(self) -> Outcome:
         frame, reward, over, _, info = self._ale.recv()
@@ -139,13 +160,13 @@ class _Emulator:
         return self._press(_NOOP, _FIRE, _AFTER_FIRE) if self._fires else self._press(_NOOP)
 
     def close(self) -> None:
-        self._ale.close()
+        """Do nothing: the emulator is freed with the last reference to it."""
 
     def _reset(self, seed: int) -> Opening:
         for attempt in range(16):
             # ale-py takes 31 bits and reads 0 as "keep the old randomness".
             drawn = seed if attempt == 0 else int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0] >> 2) + 1
-            frame, info = self._ale.reset(seed=np.array([drawn]))
+            frame, info = self._ale.reset(np.zeros(1, np.int64), np.array([drawn]))
             if self._protocol.noop_max == 0 or info["episode_frame_number"][0] > 0:
                 break
         self._lives, self._frames = int(info["lives"][0]), int(info["episode_frame_number"][0])
@@ -162,34 +183,72 @@ class _Emulator:
         return Opening(outcome.frame, reward, frames)
 
 
+class _Emulators:
+    """A number of emulators, of which those that play no game load the ones to come.
+
+    ale-py loads the ROM when an emulator is made and again at each seeded reset, 0.1 s and more: most of it goes into a
+    palette for blending frames, which it makes every time and nobody uses. Resets run beside Python, making does not.
+    """
+
+    def __init__(self, game: str, protocol: Protocol, count: int):
+        # Where to get one that is free: the last of these first, so that none is made without need.
+        self._free: list[Callable[[], _Emulator]] = [functools.partial(_Emulator, game, protocol)] * count
+        self._loading: dict[int, Future[tuple[_Emulator, Opening]]] = {}
+        self._background = ThreadPoolExecutor(max_workers=count, thread_name_prefix="atari-reset")
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Load these games as far as emulators are free, the first ones first; others that were loaded give way."""
+        for seed in self._loading.keys() - set(seeds):
+            self._free.append(functools.partial(_emulator_of, self._loading.pop(seed)))
+        for seed in seeds:
+            if seed not in self._loading and self._free:
+                self._load(seed)
+
+    def take(self, seed: int) -> tuple["_Emulator", Opening]:
+        """Return an emulator where the game of this seed has begun, at once if it was prepared."""
+        if seed not in self._loading:
+            self._load(seed)
+        return self._loading.pop(seed).result()
+
+    def give_back(self, emulator: "_Emulator") -> None:
+        """Take back an emulator whose game is over."""
+        self._free.append(lambda: emulator)
+
+    def close(self) -> None:
+        """Stop loading and free what is not playing."""
+        self._background.shutdown(cancel_futures=True)
+        self._loading.clear()
+        self._free.clear()
+
+    def _load(self, seed: int) -> None:
+        source = self._free.pop()
+
+        def load() -> tuple[_Emulator, Opening]:
+            emulator = source()
+            return emulator, emulator.begin(seed)
+
+        self._loading[seed] = self._background.submit(load)
+
+
+def _emulator_of(loading: "Future[tuple[_Emulator, Opening]]") -> _Emulator:
+    return loading.result()[0]
+
+
 class AtariGame:
-    """A `Game` with two emulators: while one plays, the other loads the next game (a seeded reset takes 0.2 s)."""
+    """A `Game` in whichever emulator has loaded it."""
 
-    def __init__(self, game: str, protocol: Protocol):
-        self._playing = _Emulator(game, protocol)
-        self._loading: _Emulator | None = None
-        self._make_another = functools.partial(_Emulator, game, protocol)
-        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atari-reset")
-        self._loaded: Future[Opening] | None = None
-        self._loaded_seed = 0
+    def __init__(self, emulators: _Emulators):
+        self._emulators = emulators
+        self._emulator: _Emulator | None = None
 
-    def prepare(self, seed: int) -> None:
-        """Load the next game in the background."""
-        if self._loaded is not None:
-            if self._loaded_seed == seed:
-                return
-            self._loaded.result()
-        self._loaded_seed = seed
-        self._loaded = self._background.submit(self._load, seed)
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Load the next games in the background."""
+        self._emulators.prepare(seeds)
 
     def begin(self, seed: int) -> Opening:
         """Start the game of this seed, at once if it was prepared."""
-        if self._loaded is None or self._loaded_seed != seed:
-            return self._playing.begin(seed)
-        opening = self._loaded.result()
-        self._loaded = None
-        assert self._loading is not None
-        self._playing, self._loading = self._loading, self._playing
+        self.finish()
+        self._emulator, opening = self._emulators.take(seed)
         return opening
 
     def send(self, action: int) -> None:
@@ -204,14 +263,18 @@ class AtariGame:
         """Play a no-op and FIRE as the protocol says, unseen."""
         return self._playing.next_life()
 
-    def close(self) -> None:
-        """Free both emulators."""
-        self._background.shutdown()
-        self._playing.close()
-        if self._loading is not None:
-            self._loading.close()
+    def finish(self) -> None:
+        """Give the emulator to whatever game comes next."""
+        if self._emulator is not None:
+            self._emulators.give_back(self._emulator)
+            self._emulator = None
 
-    def _load(self, seed: int) -> Opening:
-        if self._loading is None:
-            self._loading = self._make_another()
-        return self._loading.begin(seed)
+    def close(self) -> None:
+        """Free the emulators."""
+        self._emulator = None
+        self._emulators.close()
+
+    @property
+    def _playing(self) -> _Emulator:
+        assert self._emulator is not None  # no step without a game
+        return self._emulator

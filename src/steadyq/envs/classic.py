@@ -93,7 +93,9 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     )
 
 
-def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int) -> EpisodeVector:
+def make(
+    name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int, episodes: int | None = None
+) -> EpisodeVector:
     """Return `lanes` environments; their restore is exact where `reset(seed=...)` determines all that follows."""
     return EpisodeVector(
         spec(name, game, protocol, lanes),
@@ -101,6 +103,7 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
         seed=seed,
         training=training,
         life_loss_terminal=False,
+        episodes=episodes,
     )
 
 
@@ -160,7 +163,7 @@ class GymnasiumGame:
         self._layout = _Layout(self._env)
         self._first_action = int(self._env.action_space.start)  # type: ignore[attr-defined]  # `_open` checks
 
-    def prepare(self, seed: int) -> None:
+    def prepare(self, seeds: Sequence[int]) -> None:
         """Do nothing: Gymnasium resets when asked."""
 
     def begin(self, seed: int) -> Opening:
@@ -185,6 +188,9 @@ class GymnasiumGame:
     def next_life(self) -> Opening:
         """Do nothing: Gymnasium knows no lives."""
         raise AssertionError("Gymnasium knows no lives")
+
+    def finish(self) -> None:
+        """Do nothing: the next game is played here too."""
 
     def picture(self) -> NDArray[np.uint8]:
         """Return what the environment draws."""

@@ -1,5 +1,6 @@
 """Seeding, autoreset, lost lives, recording and exact restore, once for every backend with one emulator per lane."""
 
+import functools
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 
 from steadyq.envs.vector import Array, EnvSpec, State, Step
 from steadyq.errors import UserError
+
+SHARES = 16
+"""Game i of a fixed number of games has the seed of lane i % SHARES and number i // SHARES, on however many lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class Opening:
 class Game(typing.Protocol):
     """One emulator. A game is a function of its seed and its actions: nothing may carry over from the game before."""
 
-    def prepare(self, seed: int) -> None:
-        """Learn which game will be asked for next; an emulator that is slow to reset may begin in the background."""
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Learn which games come next, the nearest first; what is slow to reset may load them in the background."""
         ...
 
     def begin(self, seed: int) -> Opening:
@@ -60,11 +64,16 @@ class Game(typing.Protocol):
         """Play what lies unseen between two lives."""
         ...
 
+    def finish(self) -> None:
+        """The game has ended: what played it is free."""
+        ...
+
     def close(self) -> None:
         """Free the emulator."""
         ...
 
 
+@functools.lru_cache(maxsize=4096)
 def seed_of_game(run_seed: int, training: bool, lane: int, number: int) -> int:
     """Return the seed (2 to 2**31 - 1) of a lane's game: even in training, odd in evaluation, so never shared."""
     drawn = np.random.SeedSequence(run_seed, spawn_key=(int(training), lane, number)).generate_state(1)[0]
@@ -91,14 +100,29 @@ def unpack(state: State, lanes: int) -> tuple[list[int], list[int], list[list[in
 
 
 class EpisodeVector:
-    """A `VectorEnv` over one `Game` per lane."""
+    """A `VectorEnv` over one `Game` per lane.
 
-    def __init__(self, spec: EnvSpec, games: Sequence[Game], *, seed: int, training: bool, life_loss_terminal: bool):
+    Without `episodes` every lane plays games of its own without end. With it, lanes take games 0 to episodes - 1 in
+    order, whichever lane is free: which games are played, and how each one goes, does not depend on the lanes.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        games: Sequence[Game],
+        *,
+        seed: int,
+        training: bool,
+        life_loss_terminal: bool,
+        episodes: int | None = None,
+    ):
         self.spec = spec
         self._games = list(games)
         self._run_seed = seed
         self._training = training
         self._life_loss_terminal = life_loss_terminal
+        self._episodes = episodes
+        self._begun = 0
         self._number = [-1] * len(games)
         self._seed = [0] * len(games)
         self._actions: list[list[int]] = [[] for _ in games]
@@ -106,28 +130,30 @@ class EpisodeVector:
 
     def reset(self) -> Array:
         """Begin each lane's first game."""
-        for lane, game in enumerate(self._games):
-            game.prepare(self._seed_for(lane, 0))
+        self._begun = 0
+        self._number = [-1] * len(self._games)
         frame = self._empty()
-        for lane in range(len(self._games)):
-            self._number[lane] = -1
-            frame[lane] = self._next_game(lane).frame
+        self._next_games(range(len(self._games)), frame)
         return frame
 
     def step(self, action: NDArray[np.integer[Any]]) -> Step:
         """Play one action in each lane; the emulators work at the same time where they can."""
         lanes = len(self._games)
-        for game, played, chosen in zip(self._games, self._actions, action.tolist(), strict=True):
-            game.send(chosen)
-            played.append(chosen)
+        if len(action) != lanes:
+            raise ValueError(f"{len(action)} actions for {lanes} lanes")
+        playing = [lane for lane, number in enumerate(self._number) if number >= 0]
+        for lane in playing:
+            chosen = int(action[lane])
+            self._games[lane].send(chosen)
+            self._actions[lane].append(chosen)
         frame = self._empty()
         reward, unseen = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
         frames = np.zeros(lanes, np.int64)
         terminated, truncated, game_over, life_lost = (np.zeros(lanes, np.bool_) for _ in range(4))
         last: dict[int, Array] = {}
         # All results are collected before any lane resets, so that a reset never waits with work left in flight.
-        outcomes = [game.receive() for game in self._games]
-        for lane, outcome in enumerate(outcomes):
+        outcomes = [(lane, self._games[lane].receive()) for lane in playing]
+        for lane, outcome in outcomes:
             before, after = self._opening[lane], Opening(outcome.frame)
             self._opening[lane] = Opening(None)
             over = outcome.terminated or outcome.truncated
@@ -140,16 +166,23 @@ class EpisodeVector:
             lost = outcome.life_lost and self._life_loss_terminal
             terminated[lane] = outcome.terminated or lost or newest is None
             truncated[lane] = outcome.truncated and not terminated[lane]
-            game_over[lane] = over = over or newest is None
+            game_over[lane] = over or newest is None
             if terminated[lane] or truncated[lane]:
                 last[lane] = outcome.frame
-            frame[lane] = self._next_game(lane).frame if over else newest
+            if newest is not None:
+                frame[lane] = newest
+        if game_over.any():
+            self._next_games(np.flatnonzero(game_over).tolist(), frame)
         final = frame
         if last:
             final = frame.copy()
             for lane, ended in last.items():
                 final[lane] = ended
         return Step(frame, reward, terminated, truncated, game_over, final, life_lost, unseen, frames)
+
+    def playing(self) -> NDArray[np.int64]:
+        """Return the number of each lane's current game, -1 where a lane stands still."""
+        return np.array(self._number, np.int64)
 
     def game_seed(self) -> NDArray[np.int64]:
         """Return the seed of each lane's current game."""
@@ -169,15 +202,15 @@ class EpisodeVector:
                 raise UserError(
                     "the saved state belongs to a run with another seed, or to training instead of evaluation"
                 )
-            self._games[lane].prepare(seed)
+            self._games[lane].prepare([seed])
         frame = self._empty()
+        self._number, self._seed, self._actions = numbers, seeds, actions
         for lane, game in enumerate(self._games):
             opening = game.begin(seeds[lane])
             for newest in replay(game, opening, actions[lane]):
                 frame[lane] = newest
             self._opening[lane] = Opening(None) if actions[lane] else opening
-            game.prepare(self._seed_for(lane, numbers[lane] + 1))
-        self._number, self._seed, self._actions = numbers, seeds, actions
+            game.prepare(self._coming(lane))
         return frame
 
     def close(self) -> None:
@@ -185,19 +218,40 @@ class EpisodeVector:
         for game in self._games:
             game.close()
 
-    def _next_game(self, lane: int) -> Opening:
-        self._number[lane] += 1
-        self._seed[lane] = self._seed_for(lane, self._number[lane])
-        self._actions[lane] = []
-        self._opening[lane] = self._games[lane].begin(self._seed[lane])
-        self._games[lane].prepare(self._seed_for(lane, self._number[lane] + 1))
-        return self._opening[lane]
+    def _next_games(self, lanes: Sequence[int], frame: Array) -> None:
+        """Begin the next game in each of these lanes, all of which have finished one; their first frames go to `frame`.
+
+        All are told to load what comes before any is waited for, so that they load at the same time.
+        """
+        for lane in lanes:
+            self._games[lane].finish()
+        for lane in lanes:
+            self._games[lane].prepare(self._coming(lane))
+        for lane in lanes:
+            coming = self._coming(lane)
+            self._actions[lane] = []
+            if not coming:
+                self._number[lane], self._opening[lane], frame[lane] = -1, Opening(None), 0
+                continue
+            self._number[lane] = self._number[lane] + 1 if self._episodes is None else self._begun
+            self._begun += 1
+            self._seed[lane] = coming[0]
+            self._opening[lane] = self._games[lane].begin(coming[0])
+            frame[lane] = self._opening[lane].frame
+            self._games[lane].prepare(self._coming(lane))
+
+    def _coming(self, lane: int) -> list[int]:
+        """Seeds of the games this lane may play next, the nearest first; none where no game is left."""
+        if self._episodes is None:
+            return [self._seed_for(lane, self._number[lane] + 1)]
+        ahead = range(self._begun, min(self._begun + len(self._games), self._episodes))
+        return [self._seed_for(number % SHARES, number // SHARES) for number in ahead]
 
     def _seed_for(self, lane: int, number: int) -> int:
         return seed_of_game(self._run_seed, self._training, lane, number)
 
     def _empty(self) -> Array:
-        return np.empty((len(self._games), *self.spec.frame_shape), self.spec.frame_dtype)
+        return np.zeros((len(self._games), *self.spec.frame_shape), self.spec.frame_dtype)
 
 
 def replay(game: Game, opening: Opening, actions: Sequence[int]) -> Iterator[Array]:

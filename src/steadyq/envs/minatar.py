@@ -67,7 +67,9 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     )
 
 
-def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int) -> EpisodeVector:
+def make(
+    name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int, episodes: int | None = None
+) -> EpisodeVector:
     """Return `lanes` games."""
     return EpisodeVector(
         spec(name, game, protocol, lanes),
@@ -75,6 +77,7 @@ def make(name: str, game: str, protocol: Protocol, *, seed: int, training: bool,
         seed=seed,
         training=training,
         life_loss_terminal=False,
+        episodes=episodes,
     )
 
 
@@ -98,7 +101,7 @@ class MinAtarGame:
         self._protocol = protocol
         self._actions = _actions(game, protocol)
 
-    def prepare(self, seed: int) -> None:
+    def prepare(self, seeds: Sequence[int]) -> None:
         """Do nothing: a reset is instant."""
 
     def begin(self, seed: int) -> Opening:
@@ -125,6 +128,9 @@ class MinAtarGame:
     def next_life(self) -> Opening:
         """Do nothing: MinAtar has one life."""
         raise AssertionError("MinAtar has one life")
+
+    def finish(self) -> None:
+        """Do nothing: the next game is played here too."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""

@@ -87,10 +87,20 @@ class ProcgenVector:
     """A `VectorEnv` over envpool, which draws each lane's levels from its own stream; a game's seed is its level.
 
     envpool spends a step on each reset. Lanes that ended are reset on their own inside `step`, so that no such step
-    is ever returned.
+    is ever returned. Of a fixed number of games each lane plays a fixed share: lane l those numbered l, l + lanes, ...
     """
 
-    def __init__(self, name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int):
+    def __init__(
+        self,
+        name: str,
+        game: str,
+        protocol: Protocol,
+        *,
+        seed: int,
+        training: bool,
+        lanes: int,
+        episodes: int | None = None,
+    ):
         self.spec = spec(name, game, protocol, lanes)
         drawn = np.random.SeedSequence(seed, spawn_key=(int(training),)).generate_state(1)[0]
         self._arguments = {
@@ -101,6 +111,10 @@ class ProcgenVector:
             "num_levels": protocol.train_levels if training else protocol.test_levels,
         }
         self._game, self._protocol = game, protocol
+        endless = np.iinfo(np.int64).max
+        self._share = np.array(
+            [endless if episodes is None else len(range(lane, episodes, lanes)) for lane in range(lanes)]
+        )
         self._env = _open(game, protocol, **self._arguments)
         self._fresh = True
         self._number = np.full(lanes, -1, np.int64)
@@ -120,9 +134,12 @@ class ProcgenVector:
 
     def step(self, action: NDArray[np.integer[Any]]) -> Step:
         """Play one action in each lane."""
-        for played, chosen in zip(self._actions, action.tolist(), strict=True):
-            played.append(chosen)
-        observation, given, over, cut, info = self._env.step(action.astype(np.int32))
+        if len(action) != self.spec.lanes:
+            raise ValueError(f"{len(action)} actions for {self.spec.lanes} lanes")
+        playing = np.flatnonzero(self._number < self._share)
+        for each in playing:
+            self._actions[each].append(int(action[each]))
+        observation, given, over, cut, info = self._env.step(action[playing].astype(np.int32), playing.astype(np.int32))
         final, reward = self._empty(), np.zeros(self.spec.lanes, np.float32)
         terminated, truncated = np.zeros(self.spec.lanes, np.bool_), np.zeros(self.spec.lanes, np.bool_)
         lane = info["env_id"]
@@ -130,14 +147,22 @@ class ProcgenVector:
         final[lane], reward[lane], terminated[lane], truncated[lane] = observation, given, over, cut & ~over
         if self._protocol.max_frames:  # envpool takes a limit but keeps to each game's own
             length = np.array([len(played) for played in self._actions])
-            truncated |= ~terminated & (length >= self._protocol.max_frames)
+            truncated[playing] |= ~terminated[playing] & (length[playing] >= self._protocol.max_frames)
         ended = terminated | truncated
         frame = final
         if ended.any():
             frame = final.copy()
             self._next_games(np.flatnonzero(ended), frame)
-        played_frames = np.ones(self.spec.lanes, np.int64)
-        return Step(frame, reward, terminated, truncated, ended, final, frames=played_frames)
+        frames = np.zeros(self.spec.lanes, np.int64)
+        frames[playing] = 1
+        return Step(frame, reward, terminated, truncated, ended, final, frames=frames)
+
+    def playing(self) -> NDArray[np.int64]:
+        """Return the number of each lane's current game, -1 where a lane stands still."""
+        lanes = self.spec.lanes
+        endless = self._share[0] == np.iinfo(np.int64).max
+        number = self._number if endless else self._number * lanes + np.arange(lanes)
+        return np.where(self._number < self._share, number, -1)
 
     def game_seed(self) -> NDArray[np.int64]:
         """Return the level of each lane's current game."""
@@ -174,12 +199,15 @@ class ProcgenVector:
         self._env.close()
 
     def _next_games(self, lanes: NDArray[np.integer[Any]], frame: Array) -> None:
-        observation, info = self._env.reset(lanes.astype(np.int32))
-        frame[info["env_id"]] = observation
-        self._level[info["env_id"]] = info["level_seed"]
         self._number[lanes] += 1
+        frame[lanes] = 0
+        begins = lanes[self._number[lanes] < self._share[lanes]]
+        if begins.size:
+            observation, info = self._env.reset(begins.astype(np.int32))
+            frame[info["env_id"]] = observation
+            self._level[info["env_id"]] = info["level_seed"]
         for lane in lanes:
             self._actions[lane] = []
 
     def _empty(self) -> Array:
-        return np.empty((self.spec.lanes, *self.spec.frame_shape), np.uint8)
+        return np.zeros((self.spec.lanes, *self.spec.frame_shape), np.uint8)

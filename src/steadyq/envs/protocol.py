@@ -105,6 +105,14 @@ class Protocol:
         differing = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(known, f.name)]
         return ", ".join([self.name, *(f"{name} {getattr(self, name)}" for name in differing)])
 
+    @property
+    def rules(self) -> str:
+        """All that the course of an evaluation game depends on beside its actions, as words: field=value ..."""
+        applies = (_APPLIES[self.backend] | {"max_frames"}) - {"train_levels", "train_start_level"}
+        named = [field.name for field in dataclasses.fields(self) if field.name in applies]
+        mode = [self.name] if self.backend == "procgen" else []  # its name says easy or hard
+        return " ".join([self.backend, *mode, *(f"{name}={getattr(self, name)}" for name in named)])
+
     def lines(self) -> list[str]:
         """Describe the rules for a reader, leaving out what does not apply to this backend."""
         return [

@@ -78,6 +78,9 @@ class Step:
 class VectorEnv(typing.Protocol):
     """Games played side by side, one per lane; a game that ends is followed at once by the next.
 
+    Where a fixed number of games was asked for, a lane without a next one stands still: nothing is played in it, its
+    action counts for nothing, its frame is empty and its flags are off.
+
     Where `Step.restart` the agent's frame stack begins anew at `frame`. Resets and the button presses of the protocol
     happen inside `step` and are never returned as a transition.
     """
@@ -90,6 +93,10 @@ class VectorEnv(typing.Protocol):
 
     def step(self, action: NDArray[np.integer[Any]]) -> Step:
         """Play one action in each lane."""
+        ...
+
+    def playing(self) -> NDArray[np.int64]:
+        """Return the number of each lane's current game; -1 where a lane stands still because no game is left."""
         ...
 
     def game_seed(self) -> NDArray[np.int64]:

@@ -14,8 +14,12 @@ from steadyq.agent import Agent
 from steadyq.device.capture import Captured
 from steadyq.envs import Protocol
 from steadyq.run.explore import FrameStack, GameEpsilon
+from steadyq.scores import random_policy as random_policy_scores
 
-LANES = 16
+LANES = 32
+"""Games played side by side: on 16 cores and a GPU, more only wait for each other."""
+PROCGEN_LANES = 16
+"""envpool draws levels lane by lane: other lanes would be other games."""
 
 Policy = Callable[[Tensor], np.ndarray]
 """Actions [lane] for observations [lane, ...]."""
@@ -46,15 +50,14 @@ def play_games(
     device: str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> list[Game]:
-    """Play `episodes` full games in parallel lanes, in a fixed order of games.
+    """Play games 0 to episodes - 1 in parallel lanes, each to its end, and return them in that order.
 
-    Each lane plays a fixed share of the games to the end: taking whichever games finish first would favour short ones.
-    With `epsilon` some of the policy's actions are replaced by uniform ones.
+    Which games they are follows from the seed alone; counting whichever finish first would favour short ones. With
+    `epsilon` some of the policy's actions are replaced by uniform ones.
     """
-    lanes = min(episodes, LANES)
-    vector = envs.make(env, protocol, seed=seed, training=False, lanes=lanes)
-    quota = [len(range(lane, episodes, lanes)) for lane in range(lanes)]
-    played: list[list[Game]] = [[] for _ in range(lanes)]
+    lanes = min(episodes, PROCGEN_LANES if protocol.backend == "procgen" else LANES)
+    vector = envs.make(env, protocol, seed=seed, training=False, lanes=lanes, episodes=episodes)
+    played: dict[int, Game] = {}
     score, steps, rewarded = np.zeros(lanes), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
     actions: list[list[int]] = [[] for _ in range(lanes)]
     shown = [0] * lanes
@@ -63,35 +66,35 @@ def play_games(
     try:
         frame = vector.reset()
         observation = stack.push(frame)
-        seeds = vector.game_seed()
-        for lane, game_seed in enumerate(seeds.tolist()):
-            stray.begin(lane, game_seed)
-        while any(len(games) < share for games, share in zip(played, quota, strict=True)):
+        playing, seeds = vector.playing(), vector.game_seed()
+        for lane in range(lanes):
+            stray.begin(lane, int(seeds[lane]))
+        while len(played) < episodes:
             action = stray(policy(observation))
-            for lane, chosen in enumerate(action.tolist()):
+            for lane in np.flatnonzero(playing >= 0).tolist():
                 shown[lane] = zlib.crc32(frame[lane], shown[lane])
-                actions[lane].append(chosen)
+                actions[lane].append(int(action[lane]))
             step = vector.step(action)
+            frame = step.frame
             score += step.score
             steps += 1
             rewarded += step.reward > 0
-            for lane in np.flatnonzero(step.game_over).tolist():
-                if len(played[lane]) < quota[lane]:
-                    share = float(rewarded[lane] / steps[lane])
-                    own = int(seeds[lane]), tuple(actions[lane]), shown[lane]
-                    played[lane].append(Game(float(score[lane]), int(steps[lane]), share, *own))
-                    if progress:
-                        progress(sum(map(len, played)))
-                score[lane], steps[lane], rewarded[lane], actions[lane], shown[lane] = 0.0, 0, 0, [], 0
-            if step.game_over.any():
-                seeds = vector.game_seed()
-                for lane in np.flatnonzero(step.game_over).tolist():
-                    stray.begin(lane, int(seeds[lane]))
-            frame = step.frame
             observation = stack.push(frame, step.restart)
+            if not step.game_over.any():
+                continue
+            for lane in np.flatnonzero(step.game_over).tolist():
+                share = float(rewarded[lane] / steps[lane])
+                own = int(seeds[lane]), tuple(actions[lane]), shown[lane]
+                played[int(playing[lane])] = Game(float(score[lane]), int(steps[lane]), share, *own)
+                score[lane], steps[lane], rewarded[lane], actions[lane], shown[lane] = 0.0, 0, 0, [], 0
+                if progress:
+                    progress(len(played))
+            playing, seeds = vector.playing(), vector.game_seed()
+            for lane in np.flatnonzero(step.game_over).tolist():
+                stray.begin(lane, int(seeds[lane]))
     finally:
         vector.close()
-    return [played[game % lanes][game // lanes] for game in range(episodes)]
+    return [played[number] for number in range(episodes)]
 
 
 def different(games: Sequence[Game]) -> int:
@@ -118,7 +121,26 @@ def _repeats(games: Sequence[Game]) -> Counter[tuple[float, int, int]]:
     return Counter((game.score, game.steps, game.shown) for game in games)
 
 
-def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Baseline:
+    """What a uniformly random policy scores, and where that is from."""
+
+    mean_return: float
+    episodes: int
+    source: str
+
+
+def random_baseline(env: str, protocol: Protocol, *, episodes: int, seed: int) -> Baseline:
+    """Look up the random policy's score where it is stored, over at least as many games; play them otherwise."""
+    known = random_policy_scores.stored(env, protocol)
+    if known is not None and known.episodes >= episodes:
+        return Baseline(known.mean_return, known.episodes, known.source)
+    actions = envs.spec(env, protocol).num_actions
+    games = play_games(random_policy(actions, seed), env, protocol, episodes=episodes, seed=seed)
+    return Baseline(float(np.mean([game.score for game in games])), len(games), "played")
+
+
+def scored(games: Sequence[Game], baseline: Baseline) -> dict[str, Any]:
     """What a result says of its evaluation games, and of a random policy's beside them."""
     returns = [game.score for game in games]
     return {
@@ -128,8 +150,9 @@ def scored(games: Sequence[Game], baseline: Sequence[Game]) -> dict[str, Any]:
         "mean_return": float(np.mean(returns)),
         "standard_error": standard_error(games),
         "first_10_mean_return": float(np.mean(returns[:10])),
-        "random_return": float(np.mean([game.score for game in baseline])),
-        "random_episodes": len(baseline),
+        "random_return": baseline.mean_return,
+        "random_episodes": baseline.episodes,
+        "random_source": baseline.source,
     }
 
 

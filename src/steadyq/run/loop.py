@@ -26,6 +26,7 @@ from steadyq.run.progress import Display
 from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Checkpoint, Writer, begin
+from steadyq.scores.random_policy import stored
 from steadyq.value.shapes import Batch, DrawLayout
 
 
@@ -167,6 +168,8 @@ def stop_requests() -> Iterator[threading.Event]:
 
 def rewarded_share(recipe: Recipe, games: int = 2) -> float:
     """Share of rewarded steps under a random policy: where it is near one, forbidding dictates the bootstrap."""
+    if (known := stored(recipe.env, recipe.protocol)) is not None:
+        return known.rewarded
     spec = envs.spec(recipe.env, recipe.protocol)
     policy = random_policy(spec.num_actions, recipe.seed)
     played = play_games(policy, recipe.env, recipe.protocol, episodes=games, seed=recipe.seed)

@@ -126,7 +126,7 @@ class Terminal(Display):
         self.console.print(
             f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
             f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
-            f"{result['random_episodes']})",
+            f"{plural(result['random_episodes'], 'game')})",
             markup=True,
         )
         if text := other_means(result):

@@ -17,7 +17,7 @@ from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
-from steadyq.run.evaluate import greedy_policy, play_games, random_policy, scored
+from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
 from steadyq.run.explore import EpsilonGreedy
 from steadyq.run.progress import mean_of_last
 from steadyq.run.provenance import provenance
@@ -385,12 +385,8 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         progress=progress,
     )
     evaluation = time.monotonic() - start
-    baseline = play_games(
-        random_policy(training.spec.num_actions, recipe.seed),
-        recipe.env,
-        recipe.protocol,
-        episodes=recipe.evaluation.random_episodes,
-        seed=recipe.seed,
+    baseline = random_baseline(
+        recipe.env, recipe.protocol, episodes=recipe.evaluation.random_episodes, seed=recipe.seed
     )
     return {
         "env": recipe.env,

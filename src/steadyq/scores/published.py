@@ -162,7 +162,7 @@ class RunAggregates:
 
 @cache
 def published_rows(name: str) -> tuple[Mapping[str, str], ...]:
-    """Read one CSV of the package's published numbers."""
+    """Read one CSV of the package's scores."""
     return package_rows("steadyq.scores", "data", name)
 
 
