@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 from steadyq import RunFolder, presets
 from steadyq.monitor import watch
 from steadyq.monitor.returns import Returns
+from steadyq.monitor.rows import row as diagnostics_row
 from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
 from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, ResNet
 from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.recipe import Recipe
 from steadyq.run.loop import train
-from steadyq.value.estimators import Quantile
+from steadyq.value.estimators import Categorical, Quantile
 from steadyq.value.learner import Learner, Settings
-from steadyq.value.operators import Controlled
+from steadyq.value.operators import Controlled, Greedy
 from steadyq.value.optim import Adam
 from steadyq.value.shapes import Batch, DrawLayout, Values
 
@@ -230,3 +231,65 @@ def test_copies_in_step_with_the_replay_ratio_do_not_end_the_measuring(every: in
     assert [row["step"] for row in rows] == [65, 80, 120]
     assert all((row["target_gap_relative"] > 0) == (every > 1) for row in rows)  # copied every time: no target network
     assert run.metrics()[-1]["updates"] == ratio * (run.metrics()[-1]["step"] - 64)
+
+
+def test_a_categorical_run_logs_returns_and_no_probabilities(tmp_path: Path) -> None:
+    """Values of CartPole begin near 0 and targets near 1 + gamma x 0; a mean over 51 probabilities would say 1/51."""
+    changes = {**SCALAR, "ensemble.members": 1, "network.hidden": (16,), "steps": 300, "regulation.threshold": 6.0}
+    folder = train(presets.c51("CartPole-v1").override(changes), run=tmp_path / "run")
+    for row in folder.metrics()[1:]:
+        assert 0.5 < row["target"] - row["q_taken"] < 1.2, row["step"]
+        assert row["q_taken"] <= row["q_max"]
+        assert row["clipped"] == 0.0
+        assert 1.0 < row["loss"] < 5.0  # a cross-entropy over 51 returns: near log 51 = 3.9
+    values = [row["q_taken"] for row in folder.metrics()[1:]]
+    assert values[-1] > values[0] + 0.2  # it learns that steps are worth something
+    for row in folder.diagnostics():
+        assert "crossing" not in row
+        assert "crossing" not in row["members"]
+        assert 0.5 < row["td_error"] < 1.5
+        assert -1 < row["q_taken"] < 5
+        assert row["q_top"] >= row["q_greedy"] >= row["q_taken"]
+        assert row["target_gap"] < 1
+    assert len(folder.diagnostics()) > 4
+
+
+@pytest.mark.parametrize("preset", ["qr_dqn", "dqn", "c51"])
+def test_crossing_is_logged_of_quantiles_alone(preset: str, tmp_path: Path) -> None:
+    changes = {**SCALAR, "ensemble.members": 1, "network.hidden": (8,), "steps": 90, "regulation.threshold": 6.0}
+    rows = train(getattr(presets, preset)("CartPole-v1").override(changes), run=tmp_path / "run").diagnostics()
+    assert rows
+    assert all(("crossing" in row) == (preset == "qr_dqn") for row in rows)
+
+
+def test_a_row_of_a_categorical_learner_by_hand() -> None:
+    """Two certain members: every figure in units of return."""
+    network = MLP((4,), 2 * 5, (3,))
+    learner = Learner(
+        Ensemble(network, 2, 2, 5), Categorical(5, 0.0, 4.0), Greedy(), Settings(Adam(1e-3), 10.0, 0.1, 0),
+        torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    sure = torch.full((2, 2, 5), -30.0)  # member 0 is sure of 1 and 2, member 1 of 3 and 0
+    for member, returns in enumerate(((1, 2), (3, 0))):
+        for action, value in enumerate(returns):
+            sure[member, action, value] = 30.0
+    for params in (learner.online, learner.target):
+        params["head.weight"].zero_()
+        params["head.bias"].copy_(sure.view(2, 10))
+    batch = dataclasses.replace(
+        batch_of((4,), 2), action=torch.tensor([0, 1]), reward=torch.tensor([0.5, -1.0]),
+        discount=torch.tensor([0.5, 0.0]), rewarded=torch.tensor([True, False]),
+    )  # fmt: skip
+    learner.ceiling.fill_(2.0)
+    draw = DrawLayout(2, 2).plain()
+    # Targets: 0.5 + max / 2 = 1.5 and 2, the second held by the ceiling; and -1, which the grid cuts off at 0.
+    found = diagnostics_row(snapshot(learner, batch, draw, None))
+    assert found["q_taken"] == pytest.approx((2 + 1) / 2)  # of the mean (2, 1) over members: action 0, then 1
+    assert found["q_greedy"] == pytest.approx(2.0)
+    assert found["members"]["td_error"] == pytest.approx([(0.5 + 2) / 2, (1 + 0) / 2])
+    assert found["members"]["clipped"] == pytest.approx([0.25, 0.5])  # of member 0 half the odds of one target
+    measures = learner.update(batch, draw).measures
+    assert float(measures["target"]) == pytest.approx((1.5 + 2 + 0 + 0) / 4)
+    assert float(measures["q_taken"]) == pytest.approx((1 + 2 + 3 + 0) / 4)
+    assert float(measures["q_max"]) == pytest.approx((2 + 3) / 2)
+    assert float(measures["clipped"]) == pytest.approx((0.5 + 1 + 0 + 0) / 4)
