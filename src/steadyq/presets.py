@@ -5,6 +5,7 @@ is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU
 configuration (google-research/bigger_better_faster, `configs/BBF.gin`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -81,19 +82,39 @@ def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
 
 def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
     """The flagship: the paper's ensemble and exchange under BBF's schedule, most score in ten GPU-minutes a game."""
-    base = _base("swift", env, scale)
-    family = base.protocol.name.split("-")[0]
-    atari, lanes = family == "atari", base.protocol.lanes
-    ratio = 1 if family == "procgen" else 2  # [BBF] 2
-    cycle = base.steps // (lanes * base.replay.every) * ratio // 5  # [BBF] 40,000 of 200,000 updates
+    recipe = _cycled(_base("swift", env, scale))
+    # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over quantile pairs,
+    # and hardly anything is learned; its weight decay did not pay (results/swift-settling).
+    return _finish(replace(recipe, operator=OperatorSection(forbid="none", ceiling="none")), changes)
+
+
+def bbf(env: str, scale: str = "", **changes: Any) -> Recipe:
+    """BBF without its self-predictive loss: one wide categorical network, double, reset and annealed in cycles."""
+    base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
+    image = base.network.kind == "resnet"
+    wide = NetworkSection(kind="impala", width=4, hidden=(2048,), renormalise=True)  # [BBF]
     recipe = replace(
         base,
-        operator=OperatorSection(forbid="none", ceiling="none"),  # [open] both presume one-step returns
+        network=replace(wide if image else base.network, dueling=True, initial="xavier"),  # [BBF]
+        replay=replace(base.replay, alpha=0.5, beta=0.5, epsilon=1e-10),  # [BBF] p = sqrt(loss), weights p^-1/2
+        optim=replace(base.optim, epsilon=1.5e-4, decay=0.1, clip=math.inf),  # [BBF] AdamW, no clipping
+    )
+    return _finish(recipe, changes)
+
+
+def _cycled(base: Recipe) -> Recipe:
+    """BBF's cycles: resets, and n-step and discount annealed after each; augmentation; the target networks act."""
+    family, lanes = base.protocol.name.split("-")[0], base.protocol.lanes
+    atari, ratio = family == "atari", 1 if family == "procgen" else 2  # [BBF] 2
+    cycle = max(1, base.steps // (lanes * base.replay.every) * ratio // 5)  # [BBF] 40,000 of 200,000 updates
+    annealed = f"exponential {max(1, cycle // 4)} updates"  # [BBF] over 10,000 after each reset
+    return replace(
+        base,
         regulation=RegulationSection(
             trigger="periodic",
             intervention="shrink_perturb",
-            period=max(cycle, 1),
-            last=3 * max(cycle, 1),  # [BBF] three resets, then two cycles without
+            period=cycle,
+            last=3 * cycle,  # [BBF] three resets, then two cycles without
             encoder=0.5,  # [BBF]
             head=1.0,  # [BBF]
             target="own",  # [BBF] a draw of its own
@@ -101,21 +122,18 @@ def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
         replay=replace(
             base.replay,
             ratio=ratio,
-            n_step=f"10 -> 3 exponential {max(cycle // 4, 1)} updates",  # [BBF] over 10,000 after each reset
+            n_step=f"10 -> 3 {annealed}",  # [BBF]
             shift=4 if atari else 0,  # [BBF]
             intensity=0.05 if atari else 0.0,  # [BBF]
             warmup=max(base.replay.warmup, 10 * lanes),
         ),
-        # [ours] Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over
-        # quantile pairs, and hardly anything is learned; its weight decay did not pay (results/swift-settling).
-        optim=replace(base.optim, gamma=f"0.97 -> 0.997 exponential {max(cycle // 4, 1)} updates"),  # [BBF]
+        optim=replace(base.optim, gamma=f"0.97 -> 0.997 {annealed}"),  # [BBF]
         explore=replace(
             base.explore,
             epsilon="1 -> 0 linear 2001 steps after 2000" if atari else base.explore.epsilon,  # [BBF]
             act_with="target",  # [BBF]
         ),
     )
-    return _finish(recipe, changes)
 
 
 PRESETS: dict[str, Callable[..., Recipe]] = {
@@ -127,6 +145,7 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
     "maxmin_dqn": maxmin_dqn,
     "redo": redo,
     "swift": swift,
+    "bbf": bbf,
 }
 
 
