@@ -83,8 +83,8 @@ def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
 def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
     """The flagship: the paper's ensemble and exchange under BBF's schedule, most score in ten GPU-minutes a game."""
     recipe = _cycled(_base("swift", env, scale))
-    # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over quantile pairs,
-    # and hardly anything is learned; its weight decay did not pay (results/swift-settling).
+    # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over pairs of
+    # quantiles, and hardly anything is learned; its weight decay did not pay (results/swift-settling).
     return _finish(replace(recipe, operator=OperatorSection(forbid="none", ceiling="none")), changes)
 
 
