@@ -392,10 +392,10 @@ def test_fields_that_an_older_layout_kept_without_having_them_are_dropped() -> N
         )
     assert recipe.estimator == EstimatorSection(kind="scalar", kappa=2.0)
     with pytest.raises(UserError, match=r"estimator.quantiles 21 contradicts estimator.kind scalar"):
-        Recipe.from_toml(f'layout = 2\n{OLD}[estimator]\nkind = "scalar"\nquantiles = 21\n')
+        Recipe.from_toml(f'layout = 3\n{OLD}[estimator]\nkind = "scalar"\nquantiles = 21\n')
 
 
-@pytest.mark.parametrize("layout", ["0", "3", '"2"', "1.5"])
+@pytest.mark.parametrize("layout", ["0", "4", '"2"', "1.5"])
 def test_an_unknown_layout_is_refused(layout: str) -> None:
     with pytest.raises(UserError, match=r"^a recipe of layout .* is not one of this version, which reads 1 and 2$"):
         Recipe.from_toml(f"layout = {layout}\n{OLD}")

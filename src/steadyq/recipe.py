@@ -21,7 +21,7 @@ from steadyq.schedule import Schedule
 
 T = TypeVar("T")
 
-LAYOUT = 2
+LAYOUT = 3
 """Of a recipe's file; an older one is upgraded when it is read."""
 
 Scheduled = float | str
@@ -535,10 +535,10 @@ class Recipe:
         if missing:
             raise UserError(f"not a recipe: no {missing[0]!r} in it")
         layout = table.pop("layout", 1)
-        if layout == 1:
-            table = _from_layout_1(table)
+        if layout in range(1, LAYOUT):
+            table = _from_older_layout(table)
         elif layout != LAYOUT:
-            raise UserError(f"a recipe of layout {layout!r} is not one of this version, which reads 1 and {LAYOUT}")
+            raise UserError(f"a recipe of layout {layout!r} is not one of this version, which reads 1 to {LAYOUT}")
         blank = cls(env=str(table["env"]), protocol=_build_protocol(table["protocol"]))
         return _merge(blank, table, "")
 
@@ -573,8 +573,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _from_layout_1(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as written before layout 2: epsilon had three fields, and fields that a kind lacked were kept."""
+def _from_older_layout(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe as written before: in layout 1 epsilon had three fields, in 2 a network's kind kept others' fields."""
     new = {name: dict(value) if isinstance(value, Mapping) else value for name, value in table.items()}
     explore, said = new.get("explore"), []
     if isinstance(explore, dict) and (old := explore.keys() & {"start", "end", "decay_steps"}):
