@@ -397,7 +397,7 @@ def test_fields_that_an_older_layout_kept_without_having_them_are_dropped() -> N
 
 @pytest.mark.parametrize("layout", ["0", "4", '"2"', "1.5"])
 def test_an_unknown_layout_is_refused(layout: str) -> None:
-    with pytest.raises(UserError, match=r"^a recipe of layout .* is not one of this version, which reads 1 and 2$"):
+    with pytest.raises(UserError, match=r"^a recipe of layout .* is not one of this version, which reads 1 to 3$"):
         Recipe.from_toml(f"layout = {layout}\n{OLD}")
 
 
