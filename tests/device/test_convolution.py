@@ -1,52 +1,23 @@
-"""The convolution kernels equal plain convolutions, on a CPU through Triton's interpreter.
-
-The interpreter must be chosen before Triton is first imported, and would slow every other test down, so these run in
-a process of their own: the first test starts it, on this same file.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
+"""The convolution kernels equal plain convolutions, on a CPU through Triton's interpreter."""
 
 import pytest
 import torch
+from interpreter import INTERPRETED, close, inside, outside, run_interpreted
 from torch import Tensor
 
 from steadyq.errors import UserError
 from steadyq.nets import ResNet
 from steadyq.nets.layers import Conv
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
 if INTERPRETED:
     from steadyq.device.kernels import launch, tiles
-    from steadyq.device.kernels.convolution import conv, conv_reference, trunk, trunk_reference
+    from steadyq.device.kernels.convolution import conv, conv_reference
     from steadyq.device.kernels.tiles import Config
 
-inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_under_the_interpreter starts")
 
-
-@pytest.mark.skipif(INTERPRETED, reason="already there")
+@outside
 def test_under_the_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have Triton: pip install triton")
-        pytest.skip("Triton is not installed: pip install triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
-def close(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    assert not got.isnan().any()
-    assert (got.double() - want.double()).norm() <= tolerance * want.double().norm() + 1e-12
+    run_interpreted(__file__)
 
 
 def layer(
@@ -168,39 +139,50 @@ def _plain_weight_gradient(x: Tensor, w: Tensor, b: Tensor, g: Tensor, stride: i
     return torch.autograd.grad(conv_reference(x.double(), w, b, stride=stride), (w, b), g.double())
 
 
-def network(members: int, width: int) -> list[Tensor]:
-    torch.manual_seed(1)
-    params = [torch.randn(members, width, 4, 3, 3) / 6, torch.randn(members, width) / 9]
-    channels = width
-    for outputs, stride in ((width, 1), (2 * width, 2)):
-        params += [
-            torch.randn(members, outputs, channels, 3, 3) / (3 * channels**0.5),
-            torch.randn(members, outputs) / 9,
-        ]
-        params += [torch.randn(members, outputs, outputs, 3, 3) / (3 * outputs**0.5), torch.randn(members, outputs) / 9]
-        if stride == 2:
-            params += [torch.randn(members, outputs, channels, 1, 1) / channels**0.5, torch.randn(members, outputs) / 9]
-        channels = outputs
-    return params
+@inside
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_gate_for_the_gradient_alone(stride: int) -> None:
+    """As behind a pre-activation, whose residual goes around the ReLU."""
+    x, w, _, g = layer(2, 2, 7, 16, 16, 3, stride)
+    add = torch.randn_like(x)
+    wide = x.double().requires_grad_()
+    (want,) = torch.autograd.grad(conv_reference(wide, w.double(), stride=stride), wide, g.double())
+    got = launch.run_input_gradient(g, w, (7, 8), stride=stride, gate=x, gate_alone=True, add=add)
+    close(got, want * (x > 0) + add, 1e-6)
+    close(launch.run_input_gradient(g, w, (7, 8), stride=stride, gate=x, add=add), (want + add) * (x > 0), 1e-6)
+
+
+OTHERS = [(5, 1, 2), (5, 2, 2), (3, 1, 0), (3, 3, 1), (3, 4, 1), (4, 2, 0), (4, 2, 1), (8, 4, 0), (7, 2, 3), (1, 3, 0)]
 
 
 @inside
-def test_trunk_and_its_gradient() -> None:
-    params, x, strides = [p.requires_grad_() for p in network(2, 8)], torch.randn(1, 2, 5, 5, 4), (1, 2)
-    value = trunk(x, params, strides).square().mean()
-    wide = [p.detach().double().requires_grad_() for p in params]
-    plain = trunk_reference(x.double(), wide, strides).square().mean()
-    close(value, plain, 1e-6)
-    for a, b in zip(torch.autograd.grad(value, params), torch.autograd.grad(plain, wide), strict=True):
-        close(a, b, 2e-6)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("size", "stride", "padding"), OTHERS)
+def test_any_other_convolution_is_right_too(size: int, stride: int, padding: int, shared: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1 if shared else 2, 2, 12, 11, 6).requires_grad_()
+    w, b = (torch.randn(2, 8, 6, size, size) / size).requires_grad_(), torch.randn(2, 8).requires_grad_()
+    plain = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    want = conv_reference(*plain, stride=stride, padding=padding, relu=True)
+    y = conv(x, w, b, stride=stride, padding=padding, relu=True, residual=torch.zeros(want.shape))
+    close(y, want, 1e-6)
+    dy = torch.randn(y.shape)
+    for got, expected in zip(
+        torch.autograd.grad(y, (x, w, b), dy), torch.autograd.grad(want, plain, dy.double()), strict=True
+    ):
+        close(got, expected, 2e-6)
 
 
 @inside
-def test_trunk_equals_the_chain_of_conv() -> None:
-    params, x = network(1, 8), torch.randn(1, 1, 4, 4, 4).requires_grad_()
-    (got,) = torch.autograd.grad(trunk(x, params, (1, 2)).sum(), x)
-    (want,) = torch.autograd.grad(trunk_reference(x, params, (1, 2)).sum(), x)
-    close(got, want, 1e-5)
+@pytest.mark.parametrize(("size", "stride"), [(5, 2), (3, 3), (4, 1), (1, 4)])
+def test_launches_refuse_what_they_are_not_written_for(size: int, stride: int) -> None:
+    x, w = torch.zeros(1, 1, 8, 8, 4), torch.zeros(1, 4, 4, size, size)
+    with pytest.raises(ValueError, match=f"not written for a {size}x{size} convolution at stride {stride}"):
+        launch.run_forward(x, w, None, stride=stride)
+    with pytest.raises(ValueError, match="not written for"):
+        launch.run_input_gradient(x, w, (8, 8), stride=stride)
+    with pytest.raises(ValueError, match="not written for"):
+        launch.run_weight_gradient(x, x, size, stride)
 
 
 @inside
@@ -261,36 +243,3 @@ def test_the_table_names_layers_of_the_networks() -> None:
     real = {(kind, c.size, c.stride, c.image[0], c.inputs, c.outputs) for c in layers for kind in ("forward", "weight")}
     real |= {("input", c.size, 1, c.image[0], c.outputs, c.inputs) for c in layers if c.stride == 1}
     assert set(tiles.MEASURED) <= real
-
-
-@inside
-def test_a_learners_update_through_the_kernels_equals_the_stacked_one() -> None:
-    """Parameters lie in one buffer, so weights and biases of a member are a stride apart, as on a GPU."""
-    from steadyq.nets import Ensemble, ResNet
-    from steadyq.value.estimators import Quantile
-    from steadyq.value.flat import Flat
-    from steadyq.value.learner import Learner, Settings
-    from steadyq.value.operators import Controlled
-    from steadyq.value.optim import Adam
-    from steadyq.value.shapes import Batch, DrawLayout
-
-    network = ResNet((2, 5, 5), 3 * 4, scale=1, head_multiple=4)
-    see = torch.randint(0, 256, (2, 2, 2, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    ones, index = torch.ones(2), torch.arange(2)
-    reward = torch.tensor([1.0, 0.0])
-    batch = Batch(see[0], torch.tensor([0, 2]), reward, 0.9 * ones, see[1], ones, index, index, reward > 0)
-    draw = DrawLayout(2, 2).plain(order=[1, 0], forbid=True, rate=1e-3)
-    found = []
-    for form in ("stacked", "kernels"):
-        ensemble = Ensemble(network, 2, 3, 4, 255.0, form)  # type: ignore[arg-type]
-        settings = Settings(Adam(1e-3), clip=10.0, tau=0.1, hard_copy_every=0)
-        learner = Learner(ensemble, Quantile(4), Controlled(), settings, torch.Generator().manual_seed(0))
-        learner.flat = flat = Flat(learner.online, settings.adam, torch.float32, ())
-        learner.online = learner.online_low = flat.online
-        learner.target = learner.target_low = flat.target
-        update = learner.update(batch, draw)
-        found.append((update, learner.online))
-    close(found[1][0].priority, found[0][0].priority, 1e-5)
-    close(found[1][0].measures["gradient_norm"], found[0][0].measures["gradient_norm"], 1e-4)
-    for name, p in found[0][1].items():
-        close(found[1][1][name], p, 1e-4)

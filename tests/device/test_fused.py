@@ -1,38 +1,17 @@
-"""The fused loss and optimizer equal their plain texts: the CPU forms here, the kernels through Triton's interpreter.
-
-The interpreter must be chosen before Triton is first imported, so its tests run in a process of their own, on this
-same file.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
+"""The fused loss and optimizer equal their plain texts: the CPU forms here, the kernels in Triton's interpreter."""
 
 import pytest
 import torch
+from interpreter import outside, run_interpreted
 from torch import Tensor
 
 from steadyq.device.kernels import adam
 from steadyq.device.kernels.loss import quantile_huber, quantile_huber_reference
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-
-@pytest.mark.skipif(INTERPRETED, reason="already there")
+@outside
 def test_under_the_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have Triton: pip install triton")
-        pytest.skip("Triton is not installed: pip install triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run_interpreted(__file__)
 
 
 def by_hand(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.device.capture import Captured, to_device
-from steadyq.device.kernels import convolution, launch
+from steadyq.device.kernels import launch, trunk
 from steadyq.device.kernels.convolution import conv_reference
 from steadyq.device.kernels.tiles import Config
 from steadyq.device.streams import Beside
@@ -273,7 +273,7 @@ def test_work_on_a_second_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch
         return {name: p.clone() for name, p in learner.online.items()}
 
     beside = learned()
-    monkeypatch.setattr(convolution, "Beside", InOrder)
+    monkeypatch.setattr(trunk, "Beside", InOrder)
     monkeypatch.setattr(steadyq.value.learner, "Beside", InOrder)
     for name, p in learned().items():
         assert torch.equal(p, beside[name]), name

@@ -86,7 +86,8 @@ class Ensemble:
             case "stacked":
                 z = wire(wrapped(Stacked(layers, self.members, x)), x)
             case "kernels":
-                z = wire(wrapped(Kernels(layers, self.members)), _channels_last(x))
+                run, seen = Kernels(layers, self.members), _channels_last(x)
+                z = run.whole(self.network, seen) if around is None else wire(around(run), seen)
             case _:
                 assert_never(self.form)
         return z.view(self.members, x.shape[0], self.actions, self.atoms)

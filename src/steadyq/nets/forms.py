@@ -8,7 +8,7 @@ time is won.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from torch.nn import functional
 from steadyq.device.kernels import convolution, pooling
 from steadyq.device.kernels.launch import native
 from steadyq.device.kernels.triton import compiles
+from steadyq.device.kernels.trunk import trunk
 from steadyq.errors import UserError
+from steadyq.nets.joining import Joined, parts
 from steadyq.nets.layers import Conv, Layer, Network
 from steadyq.nets.trace import pieces
 
@@ -164,6 +166,20 @@ class Kernels(_Anywhere):
     def renormalise(self, x: Tensor) -> Tensor:
         """Over all features."""
         return _stretched(x.flatten(2)).view_as(x)
+
+    def whole(self, network: Network, x: Tensor) -> Tensor:
+        """The network's `wire`, with neighbouring convolutions, ReLUs and poolings joined into one autograd node."""
+        values: dict[int, Any] = {0: x}
+        for part in parts(network):
+            if isinstance(part, Joined):
+                params = [tensor for name in part.convolutions for tensor in self.layers(name)[1:]]
+                found = trunk(part.program, [values[number] for number in part.inputs], params)
+                values |= zip(part.outputs, found, strict=True)
+            else:
+                number, piece = part
+                values[number] = piece.run(self, values)
+        y: Tensor = values[max(values)]
+        return y
 
 
 FORMS: dict[Form, type[_Anywhere]] = {"loop": Loop, "stacked": Stacked, "kernels": Kernels}

@@ -93,7 +93,7 @@ def _strip_sizes(
 
 def _run_product(
     x: Tensor, packed: Tensor, bias: Tensor | None, add: Tensor | None, gate: Tensor | None, out: Tensor,
-    stride: int, relu: bool, flip: bool, config: Config | None,
+    stride: int, relu: bool, flip: bool, config: Config | None, gate_alone: bool = False,
 ) -> None:  # fmt: skip
     members, outputs, kernel, _, channels = packed.shape
     w_sm, w_so, w_sy, w_sx, w_si = packed.stride()
@@ -118,7 +118,7 @@ def _run_product(
     strides = (*_steps(x, members), *w_strides, *_steps(out, members))
     flags: dict[str, Any] = {
         "relu": relu, "has_bias": bias is not None, "has_add": add is not None, "has_gate": gate is not None,
-        "precision": precision(x.dtype),
+        "gate_alone": gate_alone, "precision": precision(x.dtype),
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     if config.strip:
@@ -151,9 +151,11 @@ def run_forward(
 
 def run_input_gradient(
     g: Tensor, weight: Tensor, size: Sequence[int], *, stride: int = 1, add: Tensor | None = None,
-    gate: Tensor | None = None, side: tuple[Tensor, Tensor] | None = None, config: Config | None = None,
+    gate: Tensor | None = None, gate_alone: bool = False, side: tuple[Tensor, Tensor] | None = None,
+    config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    """Launch the gradient of an input of height and width `size`: `(gradient + add) * (gate > 0)`.
+    """Launch the gradient of an input of height and width `size`: `(gradient + add) * (gate > 0)`, or, where the gate
+    is for the gradient alone, `gradient * (gate > 0) + add`.
 
     At stride 2, `side` adds that of a 1x1 shortcut over the same input: the gradient at its output, and its weight.
     """
@@ -167,7 +169,7 @@ def run_input_gradient(
     if stride == 1:
         if side is not None:
             raise ValueError("at stride 1 the shortcut's input gradient is a convolution of its own: pass it as `add`")
-        _run_product(g, packed, None, add, gate, out, 1, False, True, config)
+        _run_product(g, packed, None, add, gate, out, 1, False, True, config, gate_alone)
         return out
     half = ((height + 1) // 2) * ((width + 1) // 2)
     if config is None:
@@ -184,7 +186,7 @@ def run_input_gradient(
         short_weight.stride(0), *_steps(g, members),
         w_sm, w_si, w_so, w_sy, w_sx, *_steps(out, members),
         height, width, g.shape[2], g.shape[3], channels, outputs, kernel,
-        has_side=side is not None, has_add=add is not None, has_gate=gate is not None,
+        has_side=side is not None, has_add=add is not None, has_gate=gate is not None, gate_alone=gate_alone,
         block_m=config.block_m, block_n=block_n, block_k=min(config.block_k, power(outputs)),
         precision=precision(g.dtype), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -51,14 +51,21 @@ def _extra(add, gate, offset, mask, has_add: tl.constexpr, has_gate: tl.constexp
 
 
 @jit
-def _finish(acc, bias, extra, out, offset, mask, relu: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr):
-    """Bias, residual, ReLU, the gate of an earlier ReLU (for gradients), and the store."""
+def _finish(
+    acc, bias, extra, out, offset, mask,
+    relu: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr, gate_alone: tl.constexpr,
+):  # fmt: skip
+    """Bias, residual, ReLU, the gate of an earlier ReLU (for gradients; `gate_alone` leaves the sum's other term
+    through), and the store.
+    """
     value = acc + bias[None, :]
+    if has_gate and gate_alone:
+        value = tl.where(extra[1] > 0, value, 0.0)
     if has_add:
         value += extra[0].to(tl.float32)
     if relu:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if has_gate:
+    if has_gate and not gate_alone:
         value = tl.where(extra[1] > 0, value, 0.0)
     tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
 
@@ -70,6 +77,7 @@ def tile_kernel(
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
+    gate_alone: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """One tile of output pixels and channels, one tap at a time: forward, and the input gradient at stride 1."""
@@ -113,7 +121,7 @@ def tile_kernel(
     offset = m * o_sm + (b * o_sb + oy * o_sy + ox * o_sx)[:, None] + n[None, :]
     mask = real[:, None] & (n < outputs)[None, :]
     extra = _extra(add, gate, offset, mask, has_add, has_gate)
-    _finish(acc, shift, extra, out, offset, mask, relu, has_add, has_gate)
+    _finish(acc, shift, extra, out, offset, mask, relu, has_add, has_gate, gate_alone)
 
 
 @jit
@@ -123,6 +131,7 @@ def strip_kernel(
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
     outputs: tl.constexpr, wide: tl.constexpr,
     relu: tl.constexpr, has_bias: tl.constexpr, has_add: tl.constexpr, has_gate: tl.constexpr,
+    gate_alone: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, rows: tl.constexpr, pair: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
@@ -209,7 +218,7 @@ def strip_kernel(
             above = tl.dot(a2, w22, above, input_precision=precision)
             at = tl.dot(a2, w12, at, input_precision=precision)
             below = tl.dot(a2, w02, below, input_precision=precision)
-        _finish(above, shift, extra, out, spot, done, relu, has_add, has_gate)
+        _finish(above, shift, extra, out, spot, done, relu, has_add, has_gate, gate_alone)
         above = at + 0.0  # an addition, not a move: moving an accumulator in flight would serialise the matrix unit
         at = below + 0.0
 
@@ -220,7 +229,7 @@ def spread_kernel(
     g_sm, g_sb, g_sy, g_sx: tl.constexpr, w_sm, w_sn, w_sk, w_sy, w_sx, o_sm, o_sb, o_sy, o_sx: tl.constexpr,
     in_h: tl.constexpr, in_w: tl.constexpr, out_h: tl.constexpr, out_w: tl.constexpr,
     channels: tl.constexpr, outputs: tl.constexpr, kernel: tl.constexpr, has_side: tl.constexpr,
-    has_add: tl.constexpr, has_gate: tl.constexpr,
+    has_add: tl.constexpr, has_gate: tl.constexpr, gate_alone: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Input gradient at stride 2: the 2x2 input pixels under an output pixel see it through 1, 2, 2 and 4 taps.
@@ -295,7 +304,7 @@ def spread_kernel(
             extra = _extra(add, gate, at, mask, has_add, has_gate)
             upper = even if odd_col == 0 else odd_x
             lower = odd_y if odd_col == 0 else odd
-            _finish(upper if odd_row == 0 else lower, none, extra, out, at, mask, False, has_add, has_gate)
+            _finish(upper if odd_row == 0 else lower, none, extra, out, at, mask, False, has_add, has_gate, gate_alone)
 
 
 @jit
