@@ -43,8 +43,9 @@ class Browser:
 
         def at_3_and_4() -> None:  # where Chromium expects the pipe; first out of the way of 3 and 4 themselves
             spare_in, spare_out = os.dup(theirs_in), os.dup(theirs_out)
-            os.dup2(spare_in, 3)
-            os.dup2(spare_out, 4)
+            for spare, place in ((spare_in, 3), (spare_out, 4)):
+                os.dup2(spare, place)
+                os.set_inheritable(place, True)  # which `dup2` leaves undone where the spare one is that very place
 
         self.process = subprocess.Popen(
             [program, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],

@@ -6,24 +6,9 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, executable
+from small import SMALL
 
 import steadyq as sq
-
-SMALL = {
-    "ensemble.members": 2,
-    "estimator.quantiles": 5,
-    "network.hidden": (16, 16),
-    "replay.warmup": 100,
-    "record.every": 40,
-    "record.tensorboard": False,
-    "regulation.every": 40,
-    "monitor.every": 40,
-    "monitor.batch": 16,
-    "explore.decay_steps": 300,
-    "evaluation.episodes": 4,
-    "evaluation.random_episodes": 4,
-    "compute.threads": 1,
-}
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser
+from small import SMALL
 from stored import stored
 
 import steadyq as sq
@@ -63,7 +64,7 @@ def test_loads_quietly_and_draws_every_chart(
 
 @pytest.mark.parametrize("page", ["single", "comparison"])
 def test_no_chart_text_leaves_its_card(page: str, browser: Browser, request: pytest.FixtureRequest) -> None:
-    for width in (1280, 390):
+    for width in (1280, 600, 560, 500, 440, 421, 390):
         browser.open(request.getfixturevalue(page), width=width, phone=width < 500)
         outside = browser.run(
             """[...document.querySelectorAll('figure.chart .plot text')].filter(t => {
@@ -71,6 +72,71 @@ def test_no_chart_text_leaves_its_card(page: str, browser: Browser, request: pyt
             return b.left < c.left - 1 || b.right > c.right; }).map(t => t.textContent)"""
         )
         assert outside == []
+
+
+ON_CURVES = """[...document.querySelectorAll('figure.chart .plot text.note')].filter(note => {
+  const box = note.getBoundingClientRect(), svg = note.ownerSVGElement;
+  return [...note.closest('.plot').querySelectorAll('path.line')].some(path => {
+    const length = path.getTotalLength();
+    for (let at = 0; at <= length; at += 1) {
+      const p = path.getPointAtLength(at).matrixTransform(svg.getScreenCTM());
+      if (p.x > box.left && p.x < box.right && p.y > box.top + 2 && p.y < box.bottom - 2) return true;
+    }
+    return false; });
+}).map(note => note.textContent)"""
+
+
+@pytest.mark.parametrize("page", ["single", "comparison", "brief"])
+def test_no_label_lies_on_a_curve(page: str, browser: Browser, request: pytest.FixtureRequest) -> None:
+    for width in (1280, 760, 390):
+        browser.open(request.getfixturevalue(page), width=width, phone=width < 500)
+        assert browser.run(ON_CURVES) == []
+        assert browser.run("document.querySelectorAll('figure.chart .plot text.note, .key-level').length") > 0
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ends before its first row is due."""
+    folder = tmp_path_factory.mktemp("brief")
+    sq.train(sq.presets.steady("CartPole-v1", steps=610, **{**SMALL, "record.every": 1000}), run=folder / "run")
+    write_report([folder / "run"], folder / "report.html")
+    return folder / "report.html"
+
+
+def test_a_short_run_says_how_long_it_was_and_shows_its_games(brief: Path, browser: Browser) -> None:
+    run = sq.RunFolder(brief.parent / "run")
+    assert run.metrics() == []
+    browser.open(brief)
+    assert "After 610 steps" in browser.run("document.querySelector('.lede').textContent")
+    tiles = browser.run("[...document.querySelectorAll('.tiles div')].map(t => t.textContent)")
+    result = run.result
+    assert result is not None
+    assert {"steps610", f"updates{result['updates']}"} <= set(tiles)
+    assert browser.run("document.querySelector('.range').textContent") == "steps 0 to 610"
+    games = [event for event in run.events() if event["event"] == "game"]
+    data = browser.run("JSON.parse(document.getElementById('data').textContent).envs[0]")
+    (curve,) = data["curves"].values()
+    last = curve["return_10"]["mean"]
+    while last[-1] is None:
+        last.pop()
+    assert last[-1] == pytest.approx(np.mean([game["score"] for game in games[-10:]]), rel=1e-3)
+    assert len(last) > len(games)
+    assert "No measurements yet" not in browser.run("document.body.textContent")
+
+
+def test_rows_and_games_of_a_short_run_have_each_their_own_steps(tmp_path: Path, browser: Browser) -> None:
+    sq.train(sq.presets.steady("CartPole-v1", steps=500, **{**SMALL, "record.every": 200}), run=tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    entry = browser.run("JSON.parse(document.getElementById('data').textContent).envs[0]")
+    assert entry["steps"] == [200, 400, 500]
+    assert len(entry["fine"]) == 100
+    assert entry["last"] == 500
+    browser.run("document.querySelector('#chart-loss .plot').focus()")
+    browser.key("Home")
+    loss = browser.run("document.querySelector('#chart-loss .overlay .note').textContent")
+    assert loss == "step 200"
+    assert browser.console == []
 
 
 def test_legend_hides_one_line(single: Path, browser: Browser) -> None:

@@ -182,3 +182,4 @@ def test_evaluation_games_are_drawn(cartpole: dict[str, list[Path]], tmp_path: P
     assert section.count("8 games, 2 seeds: lowest") == 4  # as label and as text
     counts = [int(count) for count in re.findall(r"<title>(\d+) from", section)]
     assert sum(counts) == 16
+    assert [int(count) for count in re.findall(r'class="count"[^>]*>(\d+)<', section)] == counts

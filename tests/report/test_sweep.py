@@ -213,6 +213,15 @@ def test_the_page_holds_the_files_tables_and_figure(tmp_path: Path, browser: Bro
         assert browser.console == []
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run("document.querySelector('.drawing img').naturalWidth") > 500
+    browser.open(page, width=390, phone=True)
+    outside = """[...document.querySelectorAll('table.results td, table.results th')].filter(c => c.offsetWidth
+        && c.getBoundingClientRect().right > c.closest('.card').getBoundingClientRect().right).length"""
+    assert browser.run(outside) == 0
+    labels = browser.run(
+        "[...document.querySelector('table.results tbody tr').cells].slice(1).map(c => c.dataset.label)"
+    )
+    assert labels == [column.strip() for column in found[0].columns[1:]]
+    browser.open(page, width=1280, dark=True)
     assert browser.run("document.querySelector('h1').textContent") == "Decoupling"
     assert "protocol minatar" in browser.run("document.querySelector('.drawing img').alt")
     shown = browser.run(

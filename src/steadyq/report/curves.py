@@ -63,26 +63,33 @@ def curve(cell: Cell, column: str, grid: Array) -> Curve | None:
     return aggregate(np.stack(each)) if any(np.isfinite(values).any() for values in each) else None
 
 
-def grid_of(comparison: Comparison, env: str) -> Array:
+def grid_of(comparison: Comparison, env: str, column: str = "") -> Array:
     """Common steps of an environment's curves: as fine as its coarsest run, coarser in a large report."""
     points = max(100, min(GRID_POINTS, ALL_POINTS // len(comparison.cells)))
-    return step_grid([run for cell in comparison.on(env) for run in cell.runs], points)
+    return step_grid([run for cell in comparison.on(env) for run in cell.runs], points, column)
 
 
-def step_grid(runs: Sequence[Run], points: int = GRID_POINTS) -> Array:
-    """Equally spaced steps up to the last one, as fine as the coarsest run, at most so many points."""
+def step_grid(runs: Sequence[Run], points: int = GRID_POINTS, column: str = "") -> Array:
+    """Equally spaced steps up to the last one, as fine as the coarsest run, at most so many points.
+
+    The return of short runs, drawn from games, has a finer grid than what is drawn from their few rows.
+    """
     last = max((run.last_step for run in runs), default=0)
-    spacings = [
-        run.last_step / GAMES_POINTS if from_games(run) else float(np.median(np.diff(run.metrics.steps, prepend=0.0)))
-        for run in runs
-        if from_games(run) or len(run.metrics)
-    ]
+    spacings = [spacing for run in runs if (spacing := _spacing(run, column))]
     if not last or not spacings:
         return np.zeros(0)
     spacing = max(*spacings, last / points)
     grid = np.arange(1, int(np.ceil(last / spacing * (1 - 1e-9))) + 1, dtype=np.float64) * spacing
     grid[-1] = last
     return grid
+
+
+def _spacing(run: Run, column: str) -> float:
+    """Steps between a run's points; 0 where it has none."""
+    if column == "return_10" and from_games(run):
+        return run.last_step / GAMES_POINTS
+    steps = run.metrics.steps if len(run.metrics) else run.diagnostics.steps
+    return float(np.median(np.diff(steps, prepend=0.0))) if len(steps) else 0.0
 
 
 def on_grid(steps: Array, values: Array, grid: Array) -> Array:

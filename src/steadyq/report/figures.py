@@ -62,7 +62,6 @@ def compare(
         raise UserError("a figure needs at least one run of every variant and one column")
     if len({(run.recipe.env, run.recipe.protocol) for run in everyone}) > 1:
         raise UserError("the runs of one figure must share their environment and protocol")
-    grid = step_grid(everyone)
     for column in columns:
         if not any(len(series(run, column)[0]) for run in everyone):
             known = sorted({"step", *(name for run in everyone for name in run.metrics.columns)})
@@ -78,6 +77,7 @@ def compare(
         FigureCanvasAgg(figure)
         panels = np.atleast_1d(figure.subplots(1, len(columns)))
         for panel, column in zip(panels, columns, strict=True):
+            grid = step_grid(everyone, column=column)
             for index, runs in enumerate(variants.values()):
                 draw_curve(panel, index, runs, column, grid)
             panel.set_ylabel((axes or {}).get(column) or AXES.get(column, column))

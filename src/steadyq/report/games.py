@@ -18,7 +18,8 @@ def histograms(comparison: Comparison) -> Markup | None:
     for env in comparison.envs:
         cells = [cell for cell in comparison.on(env) if cell.scores]
         if cells:
-            edges = bin_edges([score for cell in cells for score in played(cell)])
+            marks = [cell.random for cell in cells if cell.random is not None]
+            edges = bin_edges([*marks, *(score for cell in cells for score in played(cell))])
             drawn += [_one(comparison, cell, edges) for cell in cells]
     if not drawn:
         return None
@@ -43,7 +44,7 @@ def played(cell: Cell) -> list[float]:
 
 
 def bin_edges(scores: Sequence[float]) -> list[float]:
-    """Edges of equal bins that hold all scores and zero, so that bars of different pages compare."""
+    """Edges of equal bins that hold all these and zero, so that bars of different pages compare."""
     low, high = min(0.0, *scores), max(0.0, *scores)
     return [float(edge) for edge in np.linspace(low, high if high > low else low + 1, BINS + 1)]
 
@@ -58,12 +59,14 @@ def _one(comparison: Comparison, cell: Cell, edges: list[float]) -> Markup:
         f"median {figure(float(np.median(scores)))}, mean {figure(mean)}, highest {figure(max(scores))}"
     )
     below = HEIGHT + 14
+    bars = [_bar(place, int(count), int(max(counts)), edges) for place, count in enumerate(counts) if count]
     drawing = tag(
         "svg",
-        [_bar(i, int(count), int(max(counts)), edges) for i, count in enumerate(counts) if count],
-        tag("path", class_="ref", d=f"M{_at(sum(random) / len(random), edges):.1f} 0V{HEIGHT}"),
-        tag("path", class_="mean", d=f"M{_at(mean, edges):.1f} 0V{HEIGHT}"),
+        [bar for bar, _ in bars],
+        tag("path", class_="ref", d=f"M{_at(sum(random) / len(random), edges):.1f} {OVER}V{HEIGHT}"),
+        tag("path", class_="mean", d=f"M{_at(mean, edges):.1f} {OVER}V{HEIGHT}"),
         tag("path", class_="floor", d=f"M0 {HEIGHT}H{WIDTH}"),
+        [count for _, count in bars],
         tag("text", figure(edges[0]), class_="label", y=below),
         tag("text", figure(edges[-1]), class_="label", x=WIDTH, y=below, text_anchor="end"),
         viewBox=f"0 -2 {WIDTH} {HEIGHT + 20}",
@@ -82,7 +85,8 @@ def _one(comparison: Comparison, cell: Cell, edges: list[float]) -> Markup:
     )
 
 
-def _bar(place: int, count: int, most: int, edges: list[float]) -> list[Markup]:
+def _bar(place: int, count: int, most: int, edges: list[float]) -> tuple[Markup, Markup]:
+    """A bar, and how many games it stands for."""
     wide, tall = WIDTH / BINS, count * (HEIGHT - OVER) / most
     words = f"{count} from {figure(edges[place])} to {figure(edges[place + 1])}"
     top = HEIGHT - tall
@@ -96,7 +100,7 @@ def _bar(place: int, count: int, most: int, edges: list[float]) -> list[Markup]:
         height=f"{tall:.1f}",
     )
     middle = {"x": f"{(place + 0.5) * wide:.1f}", "y": f"{top - 3:.1f}", "text_anchor": "middle"}
-    return [bar, tag("text", count, class_="count", **middle)]
+    return bar, tag("text", count, class_="count", **middle)
 
 
 def _at(score: float, edges: list[float]) -> float:

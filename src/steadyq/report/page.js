@@ -113,6 +113,10 @@
         .map(Number)
         .filter((v) => !state.hidden.has(v));
     }
+    // Short runs' return is drawn from their games, which are closer together than rows.
+    get steps() {
+      return (this.spec.id === "return" && this.env.fine) || this.env.steps;
+    }
     get domain() {
       return this.view.range ?? [0, this.env.last];
     }
@@ -201,7 +205,7 @@
       const body = this.axes(left, right, top, bottom);
       for (const s of shown) body.append(this.drawCurve(s, shown.length));
       for (const level of levels) this.drawLevel(level, shown, body);
-      if (!many) for (const s of shown) if (this.endInView(s)) this.nameEnd(s.end, levels);
+      if (!many) for (const s of shown) if (this.endInView(s)) this.nameEnd(s.end, levels, shown);
       this.placeNames(names);
     }
 
@@ -243,7 +247,7 @@
 
     // Lowest and highest value of the axis, from what lies within the steps in view.
     extent(shown, levels) {
-      const { spec, env } = this;
+      const { spec } = this;
       const [from, to] = this.domain;
       let [low, high] = [Infinity, -Infinity];
       const consider = (v) => {
@@ -253,7 +257,7 @@
       };
       for (const s of shown) {
         const { mean, low: below = [], high: above = [] } = s.curve;
-        env.steps.forEach((step, i) => {
+        this.steps.forEach((step, i) => {
           if (step < from || step > to) return;
           for (const values of s.line.quiet ? [mean] : [mean, below, above]) consider(values[i]);
         });
@@ -271,9 +275,8 @@
 
     // One variant's line with its interval, its seeds, its markers and the evaluation at its end.
     drawCurve(s, count) {
-      const { env, y } = this;
+      const { steps, y } = this;
       const { x } = this.frame;
-      const steps = env.steps;
       const [from, to] = this.domain;
       const margin = (to - from) * 0.05;
       const visible = (i) => steps[i] >= from - margin && steps[i] <= to + margin;
@@ -324,24 +327,14 @@
 
     // A level is named on its line where no curve is in the way, otherwise in the legend.
     drawLevel(level, shown, body) {
-      const { left, right, top, bottom, x } = this.frame;
+      const { left, right, top, bottom } = this.frame;
       const at = round(this.y(level.value));
       const text = `${level.label} ${value(level.value, this.spec.unit)}`;
       const long = 6.2 * text.length;
       body.append(tag("line", { x1: left, x2: right, y1: at, y2: at, class: "ref" }));
-      const crossed = (x0, y0) =>
-        shown.some(({ curve }) =>
-          [curve.mean, curve.low ?? [], curve.high ?? []].some((values) =>
-            values.some((v, i) => {
-              if (!this.drawable(v)) return false;
-              const [px, py] = [x(this.env.steps[i]), this.y(v)];
-              return px > x0 - 6 && px < x0 + long + 6 && py > y0 - 15 && py < y0 + 6;
-            }),
-          ),
-        );
       for (const x0 of [left + 6, (left + right - long) / 2, right - long - 16])
         for (const y0 of [at - 5, at + 14])
-          if (y0 > top + 4 && y0 < bottom - 2 && !crossed(x0, y0)) {
+          if (y0 > top + 4 && y0 < bottom - 2 && this.clear(x0 - 6, x0 + long + 6, y0 - 14, y0 + 5, shown)) {
             body.append(tag("text", { x: round(x0), y: y0, class: "note" }, text));
             return;
           }
@@ -350,14 +343,40 @@
       this.legend.append(tag("span", { class: "key-level" }, sample, text));
     }
 
-    nameEnd(end, levels) {
-      const { right, top } = this.frame;
+    // Whether no curve or band passes through a box.
+    clear(left, right, top, bottom, shown) {
+      const { steps, y } = this;
+      const { x } = this.frame;
+      const meets = ({ curve, line }) =>
+        curve.mean.some((v, i) => {
+          if (!this.drawable(v)) return false;
+          const j = this.drawable(curve.mean[i + 1]) ? i + 1 : i;
+          const [xa, xb] = [x(steps[i]), x(steps[j])];
+          if (xb < left || xa > right) return false;
+          const edges = line.quiet || !curve.low ? [curve.mean] : [curve.low, curve.high];
+          const ys = edges.flatMap((values) => {
+            const [ya, yb] = [i, j].map((k) => y(this.drawable(values[k]) ? values[k] : curve.mean[k]));
+            const along = (px) => (xb > xa ? ya + ((yb - ya) * (px - xa)) / (xb - xa) : ya);
+            return [along(Math.max(xa, left)), along(Math.min(xb, right))];
+          });
+          return Math.min(...ys) < bottom && Math.max(...ys) > top;
+        });
+      return !shown.some(meets);
+    }
+
+    // The evaluation is named beside its mark where nothing is in the way; the legend has its number anyway.
+    nameEnd(end, levels, shown) {
+      const { right, top, bottom } = this.frame;
       const at = this.y(end.value);
-      const below = at < top + 20 || levels.some((level) => Math.abs(this.y(level.value) - at) < 18);
-      const place = { x: right - 12, y: round(below ? at + 18 : at - 10), "text-anchor": "end" };
-      this.svg.append(
-        tag("text", { ...place, class: "note strong" }, `${end.label} ${value(end.value, this.spec.unit)}`),
-      );
+      const text = `${end.label} ${value(end.value, this.spec.unit)}`;
+      const long = 7 * text.length;
+      for (const y0 of [at - 10, at + 18]) {
+        const free = levels.every((level) => this.y(level.value) < y0 - 13 || this.y(level.value) > y0 + 4);
+        const inside = y0 > top + 8 && y0 < bottom - 2;
+        if (!inside || !free || !this.clear(right - 12 - long, right - 12, y0 - 12, y0 + 4, shown)) continue;
+        this.svg.append(tag("text", { x: right - 12, y: round(y0), "text-anchor": "end", class: "note strong" }, text));
+        return;
+      }
     }
 
     // Names at the lines' ends, where there is room for them and the legend is not enough.
@@ -495,15 +514,18 @@
         top += panel.layers.length * size + 10;
       }
       if (dots) body.append(tag("path", { d: dots, class: "over" }));
-      this.drawRamp(left, Math.min(260, right - left - 40), threshold, most);
+      this.drawRamp(left, right, threshold, most);
       this.row = Math.min(this.row, this.rows.length - 1);
       this.output = tag("span", { class: "reading" });
       this.legend.append(this.output);
     }
 
     // The colours' scale, logarithmic from 1, with the reset threshold on it.
-    drawRamp(left, width, threshold, most) {
+    drawRamp(left, right, threshold, most) {
       const top = this.height - 34;
+      const long = threshold === null ? "ratio" : "ratio; line: reset threshold";
+      const words = right - left - 7 * long.length >= 150 ? long : "ratio";
+      const width = Math.min(260, right - left - 12 - 7 * words.length);
       const bar = tag("g", { class: "axis" });
       const place = (ratio) => round(left + (Math.log(ratio) / Math.log(most)) * width);
       for (let i = 0; i < 16; i++) {
@@ -519,7 +541,6 @@
       for (const tick of [1, 1.5, 2, 3, 5, 10, 20, 50, 100])
         if (tick <= most && Math.abs(place(tick) - limit) >= 18)
           bar.append(tag("text", { x: place(tick), ...under }, compact(tick)));
-      const words = this.width > 420 ? "ratio; line: reset threshold" : "ratio";
       bar.append(tag("text", { x: left + width + 12, y: top + 9, class: "label" }, words));
       this.svg.append(bar);
     }
@@ -578,7 +599,7 @@
     readOut(speak = false) {
       this.overlay.replaceChildren();
       const { cursor } = this.view,
-        steps = this.env.steps,
+        steps = this.steps,
         unit = this.spec.unit;
       const said = [];
       const index = cursor === null ? null : nearest(steps, cursor);
@@ -650,7 +671,7 @@
 
     show(from, to) {
       const last = this.env.last,
-        least = Math.min(last, 2 * (last / Math.max(2, this.env.steps.length)));
+        least = Math.min(last, 2 * (last / Math.max(2, this.steps.length)));
       from = Math.max(0, from);
       to = Math.min(last, to);
       if (to - from < least) {
@@ -728,7 +749,7 @@
       this.plot.addEventListener("dblclick", () => this.reset());
       this.plot.addEventListener("keydown", (event) => {
         if (!this.frame || event.ctrlKey || event.metaKey || event.altKey) return;
-        const steps = this.env.steps,
+        const steps = this.steps,
           now = this.view.cursor === null ? steps.length : nearest(steps, this.view.cursor);
         const go = (i) => {
           this.view.cursor = steps[Math.max(0, Math.min(steps.length - 1, i))];

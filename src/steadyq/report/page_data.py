@@ -41,16 +41,17 @@ def _declare(chart: Chart) -> dict[str, Any]:
 
 
 def _environment(comparison: Comparison, env: str) -> dict[str, Any]:
-    cells, grid = comparison.on(env), grid_of(comparison, env)
+    cells, grid, fine = comparison.on(env), grid_of(comparison, env), grid_of(comparison, env, "return_10")
     columns = {line.column for chart in CHARTS for line in chart.lines}
     curves: dict[int, dict[str, Curve]] = {}
     for cell in cells:
-        found = {column: curve(cell, column, grid) for column in sorted(columns)}
+        found = {column: curve(cell, column, fine if column == "return_10" else grid) for column in sorted(columns)}
         curves[cell.variant] = {column: each for column, each in found.items() if each is not None}
     spikes, resets = _spikes(cells), _resets(cells)
     entry: dict[str, Any] = {
         "name": shown_name(env),
         "steps": numbers(grid),
+        "fine": numbers(fine) if len(fine) != len(grid) else None,
         "last": max(1, *(run.last_step for cell in cells for run in cell.runs)),
         "seeds": {cell.variant: [run.seed for run in cell.runs] for cell in cells},
         "curves": {v: {name: _pack(each) for name, each in own.items()} for v, own in curves.items()},
@@ -65,7 +66,10 @@ def _environment(comparison: Comparison, env: str) -> dict[str, Any]:
         "resets": resets,
     }
     entry["words"] = {
-        chart.id: " ".join(chart_words(chart, comparison, cells, curves, grid, spikes, resets)) for chart in CHARTS
+        chart.id: " ".join(
+            chart_words(chart, comparison, cells, curves, fine if chart.id == "return" else grid, spikes, resets)
+        )
+        for chart in CHARTS
     }
     return entry
 

@@ -185,7 +185,7 @@ def _figure(rows: int, across: int, panel: tuple[float, float] = PANEL) -> tuple
 
 
 def _curves(panel: Any, variants: Mapping[str, Sequence[Run]], labels: Sequence[str], column: str) -> None:
-    grid = step_grid([run for runs in variants.values() for run in runs])
+    grid = step_grid([run for runs in variants.values() for run in runs], column=column)
     for label, runs in variants.items():
         draw_curve(panel, labels.index(label), runs, column, grid, width=1.5)
     finish_axes(panel, grid)

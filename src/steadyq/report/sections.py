@@ -23,6 +23,12 @@ from steadyq.suite.variants import Comparison, exceptions, plain
 VIDEO_BYTES = 6_000_000
 """A larger video is linked, not embedded."""
 
+FEW_NAMES = 3
+"""More names of runs than these are shown on request."""
+
+STACKED = 12
+"""A table with more columns scrolls sideways on a phone; others become lists there."""
+
 HEADS = ("environment", "variant", "score of each seed", "mean", "95% interval", "random", "times random", "resets")
 NUMERIC = ("mean", "random", "times random", "resets")
 
@@ -162,6 +168,9 @@ def _drawing(file: Path, words: str, shaded: bool) -> Markup:
     return tag(
         "figure",
         _scroll(tag("img", alt=words, src=f"data:image/svg+xml;base64,{content}"), label="Figure, scrolls sideways"),
+        tag(
+            "p", "The figure scrolls sideways; the charts below show the same on any screen.", class_="explains narrow"
+        ),
         class_="card drawing" + " shaded" * shaded,
         id=f"drawing-{file.stem}",
     )
@@ -187,25 +196,27 @@ def _table(table: Table, title: str, number: int) -> Markup:
         tag(
             "tr",
             tag("th", str(first.value), scope="row"),
-            [_cell(cell, right) for cell, right in zip(others, numeric[1:], strict=True)],
+            [_cell(*each) for each in zip(others, table.columns[1:], numeric[1:], strict=True)],
         )
         for first, *others in table.rows
     ]
     name = f"table-{number}"
     heads = _heads((column.strip() for column in table.columns), numeric)
+    stacked = len(table.columns) <= STACKED
     return tag(
         "section",
         tag("h2", title, id=name),
-        _scroll(tag("table", heads, tag("tbody", rows), class_="results"), by=name),
+        _scroll(tag("table", heads, tag("tbody", rows), class_=f"results{' stacked' * stacked}"), by=name),
         [tag("p", _note(note), class_="explains") for note in table.notes],
         class_="card",
         aria_labelledby=name,
     )
 
 
-def _cell(cell: TableCell, right: bool) -> Markup:
+def _cell(cell: TableCell, head: str, right: bool) -> Markup:
     shown = cell.text.removeprefix("*") if cell.value not in (None, "") else "\u2013"
-    return tag("td", tag("strong", shown) if cell.best else shown, class_="number" if right else None)
+    number = "number" if right else None
+    return tag("td", tag("strong", shown) if cell.best else shown, class_=number, data_label=head.strip())
 
 
 def _note(note: str) -> Child:
@@ -289,8 +300,7 @@ def verdict(page: Page) -> Child:
     for state, words in SAID.items():
         runs = [run for _, run, found in judged if found.state == state]
         if runs and state != "unstable":
-            names = "" if page.single else f": {', '.join(run.path.name for run in runs)}"
-            blocks.append(tag("p", f"{words[:1].upper()}{words[1:]}{names}."))
+            blocks.append(_said(f"{words[:1].upper()}{words[1:]}", [run.path.name for run in runs], page.single))
     return tag(
         "section",
         tag("h2", "Verdict", id="verdict"),
@@ -304,6 +314,13 @@ def verdict(page: Page) -> Child:
         class_="card verdict",
         aria_labelledby="verdict",
     )
+
+
+def _said(words: str, names: list[str], single: Run | None) -> Markup:
+    """What is said of some runs at once; many names are folded away."""
+    if single or len(names) <= FEW_NAMES:
+        return tag("p", words, f": {', '.join(names)}" if not single else "", ".")
+    return tag("details", tag("summary", f"{words} in {len(names)} runs"), tag("p", f"{', '.join(names)}."))
 
 
 def _finding(finding: Finding, opened: bool) -> Markup:

@@ -43,7 +43,7 @@ def chart_words(
                 curve = curves[cell.variant].get(line.column)
                 if curve is not None and (text := curve_words(curve, grid, chart.unit)):
                     said.append(f"{name}{line.label}: {text}.")
-    for reference in chart.references(cells):
+    for reference in chart.references(cells) if said else ():
         name = f"{comparison.labels[reference.variant]}: " if several and reference.variant is not None else ""
         said.append(f"{name}{reference.label}: {figure(reference.value, chart.unit)}.")
     return said
