@@ -149,10 +149,12 @@ def test_an_environment_that_breaks_its_word_is_named(monkeypatch):
     env = make("SteadyQMade-v0")
     env.reset()
     monkeypatch.setattr(Made, "step", lambda self, action: (np.zeros(2), 0.0, False, {}))
-    with pytest.raises(UserError, match=r"SteadyQMade-v0: step.* must return five things"):
+    with pytest.raises(UserError, match=r"SteadyQMade-v0, step 1 of the game .*: step.* must return five things"):
         env.step(np.array([0]))
     monkeypatch.setattr(Made, "step", lambda self, action: (np.zeros(5), 0.0, False, False, {}))
-    with pytest.raises(UserError, match=r"SteadyQMade-v0 showed an observation of shape \(5,\); its space says \(2,\)"):
+    with pytest.raises(
+        UserError, match=r"SteadyQMade-v0.* showed an observation of shape \(5,\); its space says \(2,\)"
+    ):
         env.step(np.array([0]))
 
 

@@ -46,7 +46,7 @@ def test_diagnostics(run: RunFolder) -> None:
 
 def test_events(run: RunFolder) -> None:
     written = {event["event"] for event in run.events()}
-    assert written | {"resume", "diverged"} == documented("events.jsonl")
+    assert written | {"resume", "abandoned", "environment", "diverged"} == documented("events.jsonl")
     for event in run.events():
         line = next(line for line in DOC.splitlines() if line.startswith(f"| `{event['event']}` |"))
         assert all(name in line for name in event if name != "event"), event

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from steadyq.envs.names import canonical, known, parse
 from steadyq.envs.protocol import DEFAULTS, Backend, Protocol
-from steadyq.envs.vector import EnvSpec, Step, VectorEnv
+from steadyq.envs.vector import BadEnvironment, EnvSpec, Step, VectorEnv
 from steadyq.errors import UserError
 
 __all__ = [
+    "BadEnvironment",
     "EnvSpec",
     "Protocol",
     "Step",

@@ -4,7 +4,8 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -16,7 +17,7 @@ from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.modules import may_import, module_of
 from steadyq.envs.protocol import Protocol
-from steadyq.envs.vector import Array, EnvSpec
+from steadyq.envs.vector import Array, BadEnvironment, EnvSpec
 from steadyq.errors import UserError, nearest
 
 EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
@@ -61,6 +62,8 @@ def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
         raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as wrong:
         raise UserError(f"Gymnasium cannot make {game}: {wrong}") from wrong
+    except Exception as raised:
+        raise UserError(f"Gymnasium cannot make {game}: {_said(raised)}") from raised
     if not given.get("max_episode_steps") and (env.spec is None or env.spec.max_episode_steps is None):
         env = gymnasium.wrappers.TimeLimit(env, LONGEST)
     if not isinstance(env.action_space, spaces.Discrete):
@@ -136,7 +139,6 @@ class _Layout:
         assert isinstance(box, spaces.Box)
         self.dtype: Literal["uint8", "float32"] = "float32"
         self.shape: tuple[int, ...] = (int(np.prod(box.shape)),)
-        self.name = env.spec.id if env.spec else type(env).__name__
         self.shown = tuple(box.shape)
         self.channels_last = False
         if box.dtype == np.uint8 and len(box.shape) == 2:
@@ -147,19 +149,33 @@ class _Layout:
             self.shape = (box.shape[2], *box.shape[:2]) if self.channels_last else box.shape
 
     def frame(self, observation: Any) -> Array:
-        array = np.asarray(observation)
+        """Lay out an observation; raises ValueError with what is wrong with it."""
+        try:
+            array = np.asarray(observation)
+        except ValueError:  # lists of different lengths
+            raise ValueError(f"an observation that is no array, {_short(observation)}") from None
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"an observation that holds no numbers, {_short(observation)}")
         if array.size != math.prod(self.shown):
-            raise UserError(f"{self.name} showed an observation of shape {array.shape}; its space says {self.shown}")
+            raise ValueError(f"an observation of shape {array.shape}; its space says {self.shown}")
         if self.channels_last:
             array = array.transpose(2, 0, 1)
-        return array.reshape(self.shape).astype(self.dtype)
+        with np.errstate(over="ignore"):
+            frame: Array = array.reshape(self.shape).astype(self.dtype)
+        if self.dtype == "float32" and not np.isfinite(frame).all():
+            first = int(np.flatnonzero(~np.isfinite(frame))[0])
+            value = array.reshape(self.shape).ravel()[first]
+            raise ValueError(
+                f"an observation with {value} in it (at {first} of {array.size}); values must be finite in 32 bits"
+            )
+        return frame
 
 
 class GymnasiumGame:
     """A `Game` over one Gymnasium environment, seeded at every reset."""
 
     def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
-        self._name, self._env = game, _open(game, protocol, render_mode)
+        self._name, self._env = f"Gymnasium/{game}", _open(game, protocol, render_mode)
         self._layout = _Layout(self._env)
         self._first_action = int(self._env.action_space.start)  # type: ignore[attr-defined]  # `_open` checks
 
@@ -168,18 +184,25 @@ class GymnasiumGame:
 
     def begin(self, seed: int) -> Opening:
         """Reset with this seed."""
-        observation, _ = self._env.reset(seed=seed)
-        return Opening(self._layout.frame(observation))
+        self._seed, self._steps = seed, 0
+        returned = self._call("reset", lambda: self._env.reset(seed=seed))
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise self._bad(f"reset() returned {_short(returned)}; it must return an observation and a dictionary")
+        return Opening(self._frame(returned[0]))
 
     def send(self, action: int) -> None:
         """Play one step."""
-        try:
-            observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
-        except ValueError as wrong:
-            if "unpack" not in str(wrong):
-                raise
-            raise UserError(f"{self._name}: step() must return five things, as Gymnasium's do: {wrong}") from wrong
-        self._outcome = Outcome(self._layout.frame(observation), float(reward), bool(terminated), bool(truncated))
+        self._steps += 1
+        returned = self._call("step", lambda: self._env.step(action + self._first_action))
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            raise self._bad(f"step() returned {_short(returned)}; it must return five things, as Gymnasium's do")
+        observation, reward, terminated, truncated, _ = returned
+        self._outcome = Outcome(
+            self._frame(observation),
+            self._reward(reward),
+            self._flag("terminated", terminated),
+            self._flag("truncated", truncated),
+        )
 
     def receive(self) -> Outcome:
         """Return what the step led to."""
@@ -203,3 +226,52 @@ class GymnasiumGame:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as raised:
+            if isinstance(raised, ValueError) and "unpack" in str(raised):  # in one of Gymnasium's own wrappers
+                five = "five things, as Gymnasium's do" if what == "step" else "an observation and a dictionary"
+                raise self._bad(f"{what}() must return {five}: {raised}") from raised
+            raise self._bad(f"{what}() raised {_said(raised)}") from raised
+
+    def _frame(self, observation: Any) -> Array:
+        try:
+            return self._layout.frame(observation)
+        except ValueError as wrong:
+            raise self._bad(f"it showed {wrong}") from None
+
+    def _reward(self, reward: Any) -> float:
+        try:
+            number = float(reward) if np.shape(reward) == () else math.nan
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not abs(number) <= float(np.finfo(np.float32).max):
+            raise self._bad(f"it gave the reward {_short(reward)}; a reward must be one number, finite in 32 bits")
+        return number
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if isinstance(value, bool | int | float | np.generic) and value in (0, 1):
+            return bool(value)
+        raise self._bad(f"it returned {_short(value)} for {name}; it must be true or false")
+
+    def _bad(self, what: str) -> BadEnvironment:
+        return BadEnvironment(f"{self._name}, step {self._steps} of the game with seed {self._seed}: {what}")
+
+
+def _short(value: Any) -> str:
+    """A value in a few words on one line."""
+    if isinstance(value, np.ndarray) and value.size > 4:
+        return f"an array of shape {value.shape}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _said(raised: Exception) -> str:
+    """What was raised, and the line of whose code raised it."""
+    where = traceback.extract_tb(raised.__traceback__)[-1]
+    words = " ".join(str(raised).split())
+    return f"{type(raised).__name__}: {words[:200]} ({os.path.basename(where.filename)}, line {where.lineno})"

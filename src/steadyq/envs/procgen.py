@@ -174,7 +174,7 @@ class ProcgenVector:
             raise RuntimeError("state() before reset(): no game has begun")
         return pack(self._number.tolist(), self._level.tolist(), self._actions)
 
-    def restore(self, state: State) -> Array:
+    def restore(self, state: State, shown: Array | None = None) -> Array:
         """Draw every lane's levels again up to the current one, then replay the actions of the current games."""
         number, level, actions = unpack(state, self.spec.lanes)
         frame = self.reset()
@@ -192,7 +192,13 @@ class ProcgenVector:
             observation, _, _, _, info = self._env.step(chosen, lanes.astype(np.int32))
             frame[info["env_id"]] = observation
         self._actions = actions
+        if shown is not None and not np.array_equal(frame, shown):
+            raise UserError("the saved games cannot be rebuilt: this envpool draws other pictures of them")
         return frame
+
+    def abandoned(self) -> list[int]:
+        """None: a game that cannot be rebuilt is an error here."""
+        return []
 
     def close(self) -> None:
         """Free the emulators."""

@@ -7,8 +7,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steadyq.errors import UserError
+
 Array = NDArray[Any]
 State = dict[str, Array]
+
+
+class BadEnvironment(UserError):
+    """An environment raised, or returned what cannot be learned from."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,16 @@ class VectorEnv(typing.Protocol):
         """Return what `restore` needs, as flat arrays: number, seed and actions of each lane's current game."""
         ...
 
-    def restore(self, state: State) -> Array:
-        """Rebuild the games of `state` by replaying their actions and return their current frames."""
+    def restore(self, state: State, shown: Array | None = None) -> Array:
+        """Rebuild the games of `state` by replaying their actions and return their current frames.
+
+        `shown` are the frames that were current when the state was saved. Where the rebuilt game does not arrive at
+        them, the lane is `abandoned`: its next step, whatever the action, is cut there, and another game follows.
+        """
+        ...
+
+    def abandoned(self) -> list[int]:
+        """Return the lanes whose saved game could not be rebuilt, until their next step."""
         ...
 
     def close(self) -> None:

@@ -179,7 +179,7 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self, networks: Literal["online", "target"]) -> tuple[dict[str, Tensor], int]:
+    def weights(self, networks: Literal["online", "target"] = "online") -> tuple[dict[str, Tensor], int]:
         """The newest parameters of these networks and the step they belong to."""
         checkpoints = self.checkpoints()
         if not checkpoints:

@@ -16,7 +16,7 @@ from steadyq import envs
 from steadyq.build import check_memory, device_for, ensemble_for, learner_for
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
-from steadyq.envs import EnvSpec
+from steadyq.envs import BadEnvironment, EnvSpec
 from steadyq.errors import UserError, one_line, out_of_memory
 from steadyq.monitor.verdict import Alarms
 from steadyq.recipe import Recipe, flatten
@@ -90,13 +90,26 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
             _restore(training, saved, writer)
             writer.event("resume", training.step_count, **how)
             display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
+            if lost := training.env.abandoned():
+                writer.event("abandoned", training.step_count, lanes=lost)
+                display.note(
+                    f"{recipe.env} does not show again what it showed, from the same seed and actions: the running "
+                    f"game is cut and another begins, so the run is not what it would have been uninterrupted (all "
+                    f"that is random must come from reset(seed=...))"
+                )
         sinks = Sinks(recipe, writer.path, training.step_count)
         open_things.callback(sinks.close)
         with stop_requests() as stop, display.live(recipe.steps):
             _loop(training, writer, display, sinks, stop)
         writer.save(training.checkpoint(), training.step_count)
         with display.evaluating(recipe.evaluation.episodes) as progress:
-            result = final_result(training, progress)
+            try:
+                result = final_result(training, progress)
+            except BadEnvironment as error:
+                raise BadEnvironment(
+                    f"{error}; all {recipe.steps:,} steps are trained and saved: mend it and run the same command to "
+                    f"evaluate"
+                ) from error
         sinks.finish(result)
     writer.finish(result)
     if not recipe.record.keep_replay:
@@ -133,6 +146,13 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
             writer.event("diverged", training.step_count, message=str(error))
             writer.save(training.checkpoint(), training.step_count, into="diverged")
             raise Diverged(f"{error}; state saved in {writer.path}/diverged") from None
+        except BadEnvironment as error:
+            training.means()  # what is saved is finite
+            writer.event("environment", training.step_count, message=str(error))
+            writer.save(training.checkpoint(), training.step_count)
+            raise BadEnvironment(
+                f"{error}; saved at step {training.step_count:,}: mend it and run the same command to continue"
+            ) from error
         if row is not None:
             sinks.write(row)
         display.step(training, row)

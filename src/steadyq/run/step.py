@@ -59,6 +59,7 @@ class Training:
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
+        self.pending: np.ndarray | None = None  # actions that were decided on and could not be played
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
@@ -87,15 +88,22 @@ class Training:
         lanes, recipe = self.spec.lanes, self.recipe
         self.diagnosed = None
         before = self.step_count
-        q = Readback(self.act_values())
-        choose = EpsilonGreedy(lanes, self.spec.num_actions, self.share_random(before), self.rng)
         self.step_count += lanes
         vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
-        if warm and vector_step % recipe.replay.every == 0:
-            self.learn_and_watch(recipe.replay.ratio)
-
-        action = choose(q.numpy())
-        step = self.env.step(action)
+        action = self.pending
+        if action is None:
+            q = Readback(self.act_values())
+            choose = EpsilonGreedy(lanes, self.spec.num_actions, self.share_random(before), self.rng)
+            if warm and vector_step % recipe.replay.every == 0:
+                self.learn_and_watch(recipe.replay.ratio)
+            action = choose(q.numpy())
+        try:
+            step = self.env.step(action)
+        except Exception:
+            # The last step that was played stays the last: what was learned since is kept with the action to play.
+            self.pending, self.step_count = action, before
+            raise
+        self.pending = None
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated
         self._store(to_device(self.ring.packed(action, reward, step), self.device))
@@ -321,6 +329,7 @@ class Training:
                 "resets": self.resets,
                 "recent": list(self.recent),
                 "rewarded_share": self.rewarded_share,
+                "pending": None if self.pending is None else self.pending.tolist(),
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
             },
@@ -356,7 +365,10 @@ class Training:
         self.game_steps[:] = loop["game_steps"].numpy()
         self.sums.copy_(loop["sums"])
         self.member.copy_(loop.get("member", torch.zeros_like(self.member)))
-        self.env.restore({name: t.numpy() for name, t in tensors["env"].items()})
+        shown = self.ring.frame[self.ring.open_slots].cpu().numpy() if "replay" in tensors else None
+        self.env.restore({name: t.numpy() for name, t in tensors["env"].items()}, shown)
+        pending = plain.get("pending")
+        self.pending = None if pending is None else np.array(pending)
         self.ceiling.restore({name: t.numpy() for name, t in tensors["ceiling"].items()})
         if self.watch and "monitor" in tensors:
             self.watch.restore({name: t.numpy() for name, t in tensors["monitor"].items()})
