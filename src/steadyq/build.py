@@ -1,6 +1,10 @@
 """What a recipe builds: device, network, axes, learner, replay buffer."""
 
+import contextlib
+import math
 import os
+import resource
+from pathlib import Path
 
 import torch
 
@@ -16,6 +20,9 @@ from steadyq.value.estimators import Estimator, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, Double, Greedy, Operator
 from steadyq.value.optim import Adam
+
+COPIES = 5
+"""Of every parameter in training: online and target network, gradient, Adam's two moments."""
 
 
 def device_for(recipe: Recipe) -> torch.device:
@@ -131,9 +138,16 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
-    """Raise if the replay buffer cannot fit into the device's memory."""
-    device, needed = device_for(recipe), ring_for(recipe, spec, torch.device("meta")).nbytes
+    """Raise if the networks or the replay buffer cannot fit into the device's memory."""
+    device = device_for(recipe)
     have = memory(device)
+    weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
+    if (size := 4 * COPIES * weights) > have:
+        raise UserError(
+            f"{recipe.ensemble.members} networks of {weights // recipe.ensemble.members:,} parameters take "
+            f"{size / 1e9:,.1f} GB in training, {device} has {have / 1e9:,.1f}: make them smaller or fewer"
+        )
+    needed = ring_for(recipe, spec, torch.device("meta")).nbytes
     if needed > have:
         raise UserError(
             f"replay.capacity {recipe.replay.capacity:,} takes {needed / 1e9:,.1f} GB, {device} has {have / 1e9:,.1f}: "
@@ -142,7 +156,11 @@ def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
 
 
 def memory(device: torch.device) -> int:
-    """All bytes of the device."""
+    """All bytes of the device that this process may have."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    with contextlib.suppress(OSError, ValueError):  # a container's share, where it has one; "max" where it has not
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
