@@ -3,8 +3,12 @@
 Every choice is a `match` that ends in `assert_never`: a kind that recipes know and nothing builds is a type error.
 """
 
+import contextlib
+import math
 import os
+import resource
 from dataclasses import replace
+from pathlib import Path
 from typing import assert_never
 
 import torch
@@ -36,6 +40,9 @@ from steadyq.value.regulation import (
     Trigger,
 )
 from steadyq.value.shapes import DrawLayout
+
+COPIES = 5
+"""Of every parameter in training: online and target network, gradient, Adam's two moments."""
 
 
 def device_for(recipe: Recipe) -> torch.device:
@@ -253,9 +260,16 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
-    """Raise if the replay buffer cannot fit into the device's memory."""
-    device, needed = device_for(recipe), ring_for(recipe, spec, torch.device("meta")).nbytes
+    """Raise if the networks or the replay buffer cannot fit into the device's memory."""
+    device = device_for(recipe)
     have = memory(device)
+    weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
+    if (size := 4 * COPIES * weights) > have:
+        raise UserError(
+            f"{recipe.ensemble.members} networks of {weights // recipe.ensemble.members:,} parameters take "
+            f"{size / 1e9:,.1f} GB in training, {device} has {have / 1e9:,.1f}: make them smaller or fewer"
+        )
+    needed = ring_for(recipe, spec, torch.device("meta")).nbytes
     if needed > have:
         raise UserError(
             f"replay.capacity {recipe.replay.capacity:,} takes {needed / 1e9:,.1f} GB, {device} has {have / 1e9:,.1f}: "
@@ -264,7 +278,11 @@ def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
 
 
 def memory(device: torch.device) -> int:
-    """All bytes of the device."""
+    """All bytes of the device that this process may have."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    with contextlib.suppress(OSError, ValueError):  # a container's share, where it has one; "max" where it has not
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)

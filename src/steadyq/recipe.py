@@ -5,6 +5,7 @@ Values that cannot work raise `UserError` when the recipe is built, before anyth
 """
 
 import dataclasses
+import json
 import tomllib
 import types
 import typing
@@ -16,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from steadyq.envs.protocol import Protocol
-from steadyq.errors import UserError, nearest
+from steadyq.errors import UserError, nearest, one_line, shown
 from steadyq.schedule import Schedule
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ LAYOUT = 3
 Scheduled = float | str
 """A number, or a schedule's text: `10 -> 3 exponential 10000 updates` (see `schedule.py`)."""
 
+MOST = 10**15
+"""Of anything that is counted and has no limit of its own: more is a slip of the finger."""
+MOST_GAMES = 10**6
+
 
 class Upgraded(UserWarning):
     """A recipe of an older layout was read; the message says what was renamed."""
@@ -34,9 +39,12 @@ class Upgraded(UserWarning):
 
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
     """Raise unless low <= value <= high."""
+    if high == float("inf") and value > MOST and isinstance(value, int):
+        raise UserError(f"{name} must be at most {MOST:.15g}, got {shown(value)}")
     if not low <= value <= high:
         span = f"at least {low:.15g}" if high == float("inf") else f"between {low:.15g} and {high:.15g}"
-        raise UserError(f"{name} must be {span}, got {value:.15g}")
+        given = f"{value:.15g}" if abs(value) < 1e300 else shown(value)  # Python writes no larger integer as a float
+        raise UserError(f"{name} must be {span}, got {given}")
 
 
 def within_schedule(name: str, value: Scheduled, low: float, high: float = float("inf")) -> None:
@@ -387,8 +395,9 @@ class EvaluationSection:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        within("evaluation.episodes", self.episodes, 1)
-        within("evaluation.random_episodes", self.random_episodes, 1)
+        for name, games in (("episodes", self.episodes), ("random_episodes", self.random_episodes)):
+            within(f"evaluation.{name}", games, 1)
+            within(f"evaluation.{name}", games, 1, MOST_GAMES)
         within("evaluation.epsilon", self.epsilon, 0, 1)
 
 
@@ -518,19 +527,16 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as TOML, one table per section."""
         plain = {k: v for k, v in self.to_dict().items() if not isinstance(v, dict)}
-        lines = [f"layout = {LAYOUT}", *(f"{name} = {_toml(value)}" for name, value in plain.items())]
+        lines = [f"layout = {LAYOUT}", *(f"{name} = {toml(value)}" for name, value in plain.items())]
         for name, table in self.to_dict().items():
             if isinstance(table, dict):
-                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+                lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
         """Read a recipe written by `to_toml`; unknown or ill-typed fields raise, an older layout is upgraded."""
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise UserError(f"not a recipe: {error}") from error
+        table = read_toml(text, "not a recipe")
         missing = [name for name in ("env", "protocol") if name not in table]
         if missing:
             raise UserError(f"not a recipe: no {missing[0]!r} in it")
@@ -560,6 +566,16 @@ def switches(recipe: Recipe) -> set[str]:
         for name, section in sections.items()
         for switch, _ in getattr(section, "owners", {}).values()
     }
+
+
+def read_toml(text: str, wrong: str) -> dict[str, Any]:
+    """The tables of a TOML text; what is none raises with the words that say what it should have been."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise UserError(f"{wrong}: tables within tables without end") from None
+    except ValueError as error:  # besides what TOML says: a whole number of thousands of digits
+        raise UserError(f"{wrong}: {one_line(error)}") from None
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -604,6 +620,8 @@ def _build_protocol(table: Any) -> Protocol:
     for name in table:
         if name not in known:
             raise UserError(f"unknown option protocol.{name}: {nearest(name, known)}")
+    if "name" not in table:
+        raise UserError("not a recipe: no 'name' in [protocol]")
     return Protocol(**{name: coerce(value, hints[name], f"protocol.{name}") for name, value in table.items()})
 
 
@@ -637,14 +655,14 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         choices = typing.get_args(kind)
         if value not in choices:
             # 'gpu' is no misspelt 'cpu', nor 'float32' a misspelt 'tf32'.
-            raise UserError(f"{name} cannot be {value!r}: {nearest(str(value), map(str, choices), cutoff=0.75)}")
+            raise UserError(f"{name} cannot be {shown(value)}: {nearest(str(value), map(str, choices), cutoff=0.75)}")
         return value
     if origin is tuple:
         parts = value.replace(",", " ").split() if isinstance(value, str) else value
         inner = typing.get_args(kind)
         if not isinstance(parts, list | tuple) or (inner[-1] is not Ellipsis and len(parts) != len(inner)):
             count = "one or more" if inner[-1] is Ellipsis else len(inner)
-            raise UserError(f"{name} needs {count} whole numbers, got {value!r}")
+            raise UserError(f"{name} needs {count} whole numbers, got {shown(value)}")
         return tuple(coerce(part, inner[0], name) for part in parts)
     if kind == Scheduled:
         return _scheduled(value, name)
@@ -663,11 +681,11 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             if isinstance(value, bool):
                 raise ValueError
             return float(value)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         words = {bool: "true or false", int: "a whole number", float: "a number"}
-        raise UserError(f"{name} must be {words[kind]}, got {value!r}") from None
+        raise UserError(f"{name} must be {words[kind]}, got {shown(value)}") from None
     if not isinstance(value, str):
-        raise UserError(f"{name} must be text, got {value!r}")
+        raise UserError(f"{name} must be text, got {shown(value)}")
     return value
 
 
@@ -681,12 +699,12 @@ def _scheduled(value: Any, name: str) -> float | int | str:
     return value if isinstance(value, int | float) else int(schedule.end) if value.isdigit() else schedule.end
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return repr(value)

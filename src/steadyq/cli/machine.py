@@ -11,7 +11,8 @@ from rich.text import Text
 
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
-from steadyq.errors import UserError
+from steadyq.errors import UserError, printable
+from steadyq.run.files import read_text
 
 
 @dataclass(frozen=True)
@@ -126,16 +127,16 @@ def _show_bench(path: Path, markdown: bool) -> int:
     from steadyq.bench.sheets import sheets
 
     try:
-        found = list(sheets(json.loads(path.read_text())))
+        found = list(sheets(json.loads(read_text(path.resolve()))))
     except OSError as error:
         raise UserError(f"--show {path}: {(error.strerror or 'cannot be read').lower()}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError):
         found = []
     if not any(sheet.rows for sheet in found):
         raise UserError(f"--show {path}: not a file of `steadyq bench --json`")
     for sheet in found:
         if markdown:
-            print(f"{sheet.title}:\n\n{sheet.markdown()}\n")
+            print(printable(f"{sheet.title}:\n\n{sheet.markdown()}\n"))
         else:
             OUT.print(sheet.rich())
     return 0

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import tyro
 
-from steadyq.errors import UserError
+from steadyq.errors import SHOWN, UserError, one_line, shown
 from steadyq.recipe import Recipe, flatten, switches
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
         if not option.startswith("--"):
             continue
         if option not in known:
-            return f"unknown option {word.split('=')[0]}: {_nearest_option(option, known)}"
+            return f"unknown option {word.split('=')[0][:SHOWN]}: {_nearest_option(option, known)}"
         name = option.removeprefix("--").replace("-", "_")
         if not equals:
             value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else ""
@@ -68,9 +68,9 @@ def _explain(kind: type[Any], words: list[str], box: str, recipe: Recipe | None)
             try:
                 int(value) if whole else float(value)
             except ValueError:
-                return f"{option} must be a {'whole ' * whole}number, got {value!r}"
+                return f"{option} must be a {'whole ' * whole}number, got {shown(value)}"
         if option in switches and (equals or value.lower() in ("true", "false", "0", "1", "yes", "no", "on", "off")):
-            return f"{option} takes no value, got {value!r}: write {option} or {_negated(option)}"
+            return f"{option} takes no value, got {shown(value)}: write {option} or {_negated(option)}"
         if recipe and isinstance(values.get(name), int | float | str) and not isinstance(values[name], bool):
             try:
                 recipe.override({name: value})
@@ -103,7 +103,7 @@ def _first_words(box: str) -> str:
             break
         said.append(text)
     text = " ".join(said) or "wrong options: `--help` lists them"
-    return text.replace("Unrecognized options:", "one too many, `--help` shows what is expected:")
+    return one_line(text.replace("Unrecognized options:", "one too many, `--help` shows what is expected:"))
 
 
 def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str, Any]]:
@@ -122,7 +122,8 @@ def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str,
             settings[positive] = False
             continue
         if name not in known:
-            raise UserError(f"unknown option {option}: {_nearest_option(option, {'--' + each for each in known})}")
+            near = _nearest_option(option, {"--" + each for each in known})
+            raise UserError(f"unknown option {option[:SHOWN]}: {near}")
         values = [value] if equals else []
         several = isinstance(known[name], tuple)
         while not equals and queue and not queue[0].startswith("--") and not isinstance(known[name], bool):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
-from steadyq.errors import UserError
+from steadyq.errors import UserError, printable
 from steadyq.monitor.verdict import LEVELS, SAID, Thresholds
 from steadyq.recipe import within
 from steadyq.schedule import Schedule
@@ -218,7 +218,7 @@ def compare(words: list[str]) -> int:
         rows.append(shown)
     if options.markdown:
         for line in (columns, ("---",) * len(columns), *rows):
-            print("| " + " | ".join(line) + " |")
+            print(printable("| " + " | ".join(line) + " |"))
         return 0
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
     for cells in rows:

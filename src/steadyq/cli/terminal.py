@@ -1,5 +1,6 @@
 """What every command shares: where it prints, and how it answers a stop."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -37,8 +38,9 @@ def write_file(path: Path, text: str) -> None:
 
 
 def complain(words: object) -> None:
-    """One line on stderr."""
-    print(printable(f"steadyq: {words}".replace("\n", " ")), file=sys.stderr)
+    """One line on stderr, if that is still there."""
+    with contextlib.suppress(OSError):
+        print(printable(f"steadyq: {words}".replace("\n", " ")), file=sys.stderr, flush=True)
 
 
 def say_imports(*games: str) -> None:

@@ -137,14 +137,14 @@ def evaluate(words: list[str]) -> int:
     import numpy as np
 
     from steadyq.agent import load
-    from steadyq.recipe import within
+    from steadyq.recipe import MOST_GAMES, within
     from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
     from steadyq.run.folder import RunFolder
     from steadyq.run.progress import Terminal, games_said
     from steadyq.run.provenance import provenance
 
-    within("--episodes", options.episodes, 1)
-    within("--seed", options.seed, 0)
+    within("--episodes", options.episodes, 1, MOST_GAMES)
+    within("--seed", options.seed, 0, 2**31 - 1)
     check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
@@ -223,13 +223,13 @@ def play(words: list[str]) -> int:
     """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
     options = parse(PlayOptions, words)
 
-    from steadyq.recipe import within
+    from steadyq.recipe import MOST_GAMES, within
     from steadyq.run.folder import RunFolder
     from steadyq.run.video import record_game
 
-    within("--seed", options.seed, 0)
-    within("--max-seconds", options.max_seconds, 0.1)
-    within("--best-of", options.best_of, 1)
+    within("--seed", options.seed, 0, 2**31 - 1)
+    within("--max-seconds", options.max_seconds, 0.1, 86_400)
+    within("--best-of", options.best_of, 1, MOST_GAMES)
     check_file("--out", options.out)
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)

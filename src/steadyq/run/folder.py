@@ -143,7 +143,8 @@ class RunFolder:
     def _check(self, identity: str, differences: Callable[[], list[str]]) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file: --run needs a folder")
-        self.refuse_links()
+        if self.path.is_dir():
+            self.refuse_links()
         if (self.path / identity).exists():
             if different := differences():
                 more = f" and {len(different) - 1} more" if len(different) > 1 else ""

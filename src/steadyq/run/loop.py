@@ -1,5 +1,6 @@
 """Take a recipe through its run folder: start or continue, checkpoint, stop on a signal, evaluate, finish."""
 
+import contextlib
 import gc
 import signal
 import threading
@@ -25,7 +26,7 @@ from steadyq.run.folder import RunFolder, default_path
 from steadyq.run.progress import Display
 from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
-from steadyq.run.writer import Checkpoint, Writer, begin
+from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.scores.random_policy import stored
 from steadyq.value.shapes import Batch, DrawLayout
 
@@ -58,6 +59,7 @@ def train(
     display = display or Display()
     if folder.result is not None:
         display.note(f"already finished: {folder.path} (result.json is there; remove the folder to train again)")
+        tidy(folder, recipe)
         return folder
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
@@ -117,6 +119,14 @@ def _run(recipe: Recipe, writer: Writer, display: Display) -> None:
     display.finished(result)
 
 
+def tidy(folder: RunFolder, recipe: Recipe) -> None:
+    """Drop the replay buffer of a finished run, if a kill between its result and this left it there."""
+    left = any((checkpoint / "replay.safetensors").exists() for checkpoint in folder.checkpoints())
+    if left and not recipe.record.keep_replay:
+        with contextlib.suppress(Busy), contextlib.closing(begin(folder, recipe)) as writer:
+            writer.drop_replay()
+
+
 def _restore(training: Training, saved: Checkpoint, writer: Writer) -> None:
     """Put the state back; where files without digests hold something else, that is one line."""
     try:
@@ -160,14 +170,17 @@ def _loop(training: Training, writer: Writer, display: Display, sinks: Sinks, st
             display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")
         if due:
             writer.save(training.checkpoint(), training.step_count)
-        if stop.is_set():
+        if stop.is_set() or display.gone:
             writer.save(training.checkpoint(), training.step_count)
             raise Interrupted(f"stopped at step {training.step_count:,}, saved; run the same command to continue")
 
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into a request that the loop answers between steps; a second Ctrl-C is immediate."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a request that the loop answers between steps; a second is immediate.
+
+    SIGHUP, which says that the terminal was closed, stays ignored where `nohup` has it ignored.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -178,7 +191,9 @@ def stop_requests() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, request) for number in heard}
     try:
         yield stop
     finally:

@@ -31,9 +31,16 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: Rich would end the process, and a run that trains in it."""
+        raise
+
 
 class Display:
     """Told about everything a person may want to see; this one shows nothing."""
+
+    gone = False
+    """Whether nobody can see it any more: the terminal or the pipe was closed."""
 
     def note(self, text: str) -> None:
         """Show one line."""
@@ -68,7 +75,16 @@ class Terminal(Display):
 
     def note(self, text: str) -> None:
         """Print one line."""
-        self.console.print(text)
+        with self._shown():
+            self.console.print(text)
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Within the block something is printed; a terminal that was closed is no error of the run's."""
+        try:
+            yield
+        except OSError:
+            self.gone = True
 
     @contextmanager
     def live(self, steps: int) -> Iterator[None]:
@@ -78,8 +94,9 @@ class Terminal(Display):
             yield
             return
         columns = (BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
-        with Progress(*columns, console=self.console, transient=False) as self.progress:
-            self.progress.add_task("starting", total=steps)
+        self.progress = Progress(*columns, console=self.console, auto_refresh=False)
+        self.progress.add_task("starting", total=steps)
+        with self._running(self.progress):
             yield
         self.progress = None
 
@@ -104,33 +121,53 @@ class Terminal(Display):
             )
         self.rate_mark = (now, training.step_count, training.learner.updates)
         line = describe(training, self.steps, self.rates)
-        if self.progress:
-            self.progress.update(self.progress.task_ids[0], completed=training.step_count, description=line)
-        else:
-            self.console.print(f"{100 * training.step_count / self.steps:3.0f}%  {line}")
+        with self._shown():
+            if self.progress:
+                task = self.progress.task_ids[0]
+                self.progress.update(task, completed=training.step_count, description=line, refresh=True)
+            else:
+                self.console.print(f"{100 * training.step_count / self.steps:3.0f}%  {line}")
 
     @contextmanager
     def evaluating(self, games: int) -> Iterator[Callable[[int], None]]:
         """Show games played."""
-        if not self.console.is_terminal:
-            self.console.print(f"evaluating: {plural(games, 'full game')}")
+        if not self.console.is_terminal or self.gone:
+            self.note(f"evaluating: {plural(games, 'full game')}")
             yield lambda played: None
             return
         columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} evaluation games"))
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task("", total=games)
-            yield lambda played: progress.update(task, completed=played)
+        progress = Progress(*columns, console=self.console, transient=True, auto_refresh=False)
+        task = progress.add_task("", total=games)
+
+        def update(played: int) -> None:
+            with self._shown():
+                progress.update(task, completed=played, refresh=True)
+
+        with self._running(progress):
+            yield update
+
+    @contextmanager
+    def _running(self, progress: Progress) -> Iterator[None]:
+        """Show a bar within the block."""
+        with self._shown():
+            progress.start()
+        try:
+            yield
+        finally:
+            with self._shown():
+                progress.stop()
 
     def finished(self, result: dict[str, Any]) -> None:
         """Print the evaluation beside the random policy."""
-        self.console.print(
-            f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
-            f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
-            f"{plural(result['random_episodes'], 'game')})",
-            markup=True,
-        )
-        if text := other_means(result):
-            self.console.print(f"            {text}")
+        with self._shown():
+            self.console.print(
+                f"[bold]evaluation[/]  mean return [bold]{result['mean_return']:.2f}[/] over "
+                f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
+                f"{plural(result['random_episodes'], 'game')})",
+                markup=True,
+            )
+            if text := other_means(result):
+                self.console.print(f"            {text}")
 
 
 def games_said(result: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ A checkpoint remembers how long the logs were; continuing cuts off what was writ
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,9 @@ from steadyq.recipe import Recipe
 from steadyq.run.digests import Running, Stamp, check_log, listed, sealed, stamp
 from steadyq.run.files import LOGS, UNFINISHED, append_row, open_plain, remove, replace_text, sync
 from steadyq.run.folder import RunFolder, read_tensors, run_mark
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What a file system says that keeps no locks, such as some network file systems as they are mounted."""
 
 
 class Busy(UserError):
@@ -87,9 +91,16 @@ class Writer:
         self._lock = open(open_plain(self.path / "lock", os.O_RDWR | os.O_CREAT))  # noqa: SIM115 held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
-            raise Busy(f"another process is training in {self.path}") from None
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise Busy(f"another process is training in {self.path}") from None
+            if error.errno in NO_LOCKS:
+                raise UserError(
+                    f"{self.path} is on a file system that keeps no locks ({error.strerror}), so that two processes "
+                    "could train one run: choose a folder elsewhere"
+                ) from None
+            raise
         try:
             if not (self.path / identity).exists():  # what a run is stays as it was said at first
                 replace_text(self.path / identity, content)

@@ -16,7 +16,7 @@ from rich.console import Console
 from steadyq.build import wants_gpu
 from steadyq.errors import UserError
 from steadyq.run.files import replace_text
-from steadyq.run.loop import stop_requests
+from steadyq.run.loop import stop_requests, tidy
 from steadyq.run.progress import plural
 from steadyq.suite.board import Board
 from steadyq.suite.local import local_launcher
@@ -84,6 +84,9 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
     plan.out.mkdir(parents=True, exist_ok=True)
     replace_text(plan.out / STUDY_FILE, plan.study.to_toml())
     board = Board(plan.entries, console)
+    for entry in plan.entries:
+        if entry.state == "finished":
+            tidy(entry.folder, entry.run.recipe)
     try:
         with stop_requests() as stop, board:
             while any(entry.state in ("waiting", "running", "elsewhere") for entry in plan.entries):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steadyq import envs
-from steadyq.build import device_for, ensemble_for
+from steadyq.build import check_memory, device_for, ensemble_for
 from steadyq.errors import UserError
 from steadyq.run.files import UNFINISHED, refuse_links
 from steadyq.run.folder import RunFolder
@@ -46,6 +46,11 @@ class Entry:
         """How much of the run is done."""
         return 1.0 if self.state in ("finished", "diverged") else min(1.0, self.step / self.run.recipe.steps)
 
+    @property
+    def left(self) -> bool:
+        """Whether there is something left to do: it is neither finished nor beyond help."""
+        return self.state not in ("finished", "diverged")
+
     def look(self) -> State:
         """Take step and score from the folder, and the state if the run has come to an end."""
         if (result := self.folder.result) is not None:
@@ -68,7 +73,7 @@ class Plan:
     @property
     def todo(self) -> list[Entry]:
         """Runs that are neither finished nor beyond help."""
-        return [entry for entry in self.entries if entry.state not in ("finished", "diverged")]
+        return [entry for entry in self.entries if entry.left]
 
 
 def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
@@ -77,15 +82,19 @@ def make_plan(study: Study, out: Path, here: bool = True) -> Plan:
     tried = set()
     for run in study.runs():
         if not run.recipe.compute.threads:
-            run = dataclasses.replace(run, recipe=run.recipe.override({"compute.threads": 1}))
+            alone = dataclasses.replace(run.recipe.compute, threads=1)
+            run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, compute=alone))
         if (run.label, run.recipe.env) not in tried:
             recipe = run.recipe if here else possible_here(run.recipe)
-            ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+            spec = envs.spec(recipe.env, recipe.protocol)
             device_for(recipe)
+            ensemble_for(recipe, spec)
+            if here:
+                check_memory(recipe, spec)
             tried.add((run.label, run.recipe.env))
         entries.append(Entry(run, RunFolder(out / run.name)))
     study = joined(study, out)
-    for entry in entries:
+    for entry in entries if out.is_dir() else ():
         refuse_links(entry.folder.path)
         entry.folder.check(entry.run.recipe)
         entry.look()
@@ -133,15 +142,16 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
         soft_wrap=True,
     )
     todo = plan.todo
-    costs = seconds_here([entry.run for entry in todo], on_gpu=on_gpu)
+    alike = {(entry.run.label, entry.run.recipe.env): entry.run for entry in todo}  # seeds cost the same
+    costs = seconds_here(list(alike.values()), on_gpu=on_gpu)
     for entry in todo:
-        entry.cost = max(costs[entry.run.name], 1e-3)
+        entry.cost = max(costs[alike[entry.run.label, entry.run.recipe.env].name], 1e-3)
     rows: list[tuple[str, ...]] = []
     for label in labels:
         own = [entry for entry in entries if entry.run.label == label]
-        left = [entry for entry in own if entry in todo]
+        left = [entry for entry in own if entry.left]
         updates = sum(entry.run.recipe.updates for entry in left)
-        seconds = sum(costs[entry.run.name] for entry in left)
+        seconds = sum(entry.cost for entry in left)
         row = (
             label,
             f"{len(own)}",
@@ -154,7 +164,7 @@ def describe(plan: Plan, console: Console, *, where: str, learning: int, on_gpu:
         )
         rows.append(row)
     console.print(_plan_table(rows))
-    updates, seconds = sum(entry.run.recipe.updates for entry in todo), sum(costs.values())
+    updates, seconds = sum(entry.run.recipe.updates for entry in todo), sum(entry.cost for entry in todo)
     console.print(
         f"total: {plural(len(todo), 'run')} to do, {updates:,} updates, {seconds / 3600:,.2f} hours of learning one "
         f"after another; {where}: about {clock(seconds / max(1, min(learning, len(todo))))}",

@@ -17,9 +17,7 @@ A study is a file such as this one (all of `studies/*.toml` are), which a user c
     columns = ["return_10", "q_taken"]
 """
 
-import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -29,7 +27,7 @@ from typing import Any, Literal
 from steadyq import envs
 from steadyq.errors import UserError, nearest, shown
 from steadyq.presets import recipe_for
-from steadyq.recipe import Recipe, flatten
+from steadyq.recipe import Recipe, flatten, read_toml, toml, within
 from steadyq.run.files import read_text
 
 STUDY_FILE = "sweep.toml"
@@ -37,6 +35,7 @@ STUDY_FILE = "sweep.toml"
 
 FIGURES = ("curves", "spikes")
 _KEYS = ("name", "title", "question", "games", "preset", "scale", "seeds", "settings", "variants", "needs", "figure")
+MOST_RUNS = 100_000
 _RESERVED = {"env": "--games", "seed": "--seeds"}
 
 
@@ -86,8 +85,9 @@ class Study:
                 raise UserError(f"{name} is what the study {self.name!r} varies: it cannot be set for all of its runs")
             if name in _RESERVED:
                 raise UserError(f"a sweep has many of them: use {_RESERVED[name]} instead of --{name}")
-        if seeds is not None and seeds < 1:
-            raise UserError(f"--seeds must be at least 1, got {seeds}")
+        if seeds is not None:
+            within("--seeds", seeds, 1)
+            _check_number(seeds, self.name)
         return replace(
             self,
             preset=preset or self.preset,
@@ -136,11 +136,12 @@ class Study:
 
     def runs(self) -> tuple["PlannedRun", ...]:
         """Expand into runs: first seeds of everything first, so that an unfinished sweep can be compared."""
+        _check_number(len(self.seeds) * len(self.games) * len(self.labels), self.name)
+        firsts = {(env, label): self.recipe(label, env, self.seeds[0]) for env in self.games for label in self.labels}
         planned = [
-            PlannedRun(run_name(env, label if self.variants else "", seed), label, self.recipe(label, env, seed))
+            PlannedRun(run_name(env, label if self.variants else "", seed), label, replace(first, seed=seed))
             for seed in self.seeds
-            for env in self.games
-            for label in self.labels
+            for (env, label), first in firsts.items()
         ]
         seen: dict[str, PlannedRun] = {}
         for run in planned:
@@ -155,7 +156,7 @@ class Study:
         top |= {"games": list(self.games), "preset": self.preset, "scale": self.scale, "seeds": list(self.seeds)}
         figure: dict[str, Any] = {"kind": self.figure, "columns": list(self.columns)}
         tables = {"settings": self.settings, "needs": self.needs, "figure": figure}
-        tables |= {f"variants.{json.dumps(label)}": changes for label, changes in self.variants.items()}
+        tables |= {f"variants.{toml(label)}": changes for label, changes in self.variants.items()}
         lines = _toml_lines(top)
         for name, table in tables.items():
             if table or name.startswith("variants."):
@@ -193,13 +194,10 @@ def find_study(name: str) -> Study:
 
 def read_study(text: str, name: str) -> Study:
     """Read a study; unknown keys, games, presets and options raise with the nearest that exists."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"study {name}: {error}") from error
+    table = read_toml(text, f"study {name}")
     for key in table:
         if key not in _KEYS:
-            raise UserError(f"study {name}: unknown key {key!r}: {nearest(key, _KEYS)}")
+            raise UserError(f"study {name}: unknown key {shown(key)}: {nearest(key, _KEYS)}")
     name = _name(_text(table, "name", name, name))
     games = table.get("games")
     if not isinstance(games, list) or not games or not all(isinstance(game, str) for game in games):
@@ -278,10 +276,18 @@ def _games(name: str, known: Sequence[str] = ()) -> Iterable[str]:
 
 def _seeds(value: Any, name: str) -> tuple[int, ...]:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        _check_number(value, name)
         return tuple(range(value))
     if isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value):
         return tuple(sorted(set(value)))
-    raise UserError(f"study {name}: seeds must be a number of seeds or a list of them, got {value!r}")
+    raise UserError(f"study {name}: seeds must be a number of seeds or a list of them, got {shown(value)}")
+
+
+def _check_number(runs: int, name: str) -> None:
+    """Raise if no sweep could ever run so many: their plan alone would take all memory."""
+    if runs > MOST_RUNS:
+        number = f"{runs:,}" if runs < 10**15 else shown(runs)
+        raise UserError(f"study {name}: {number} runs are too many, a sweep has at most {MOST_RUNS:,}")
 
 
 def _name(name: str) -> str:
@@ -296,7 +302,7 @@ def _name(name: str) -> str:
 def _text(table: Mapping[str, Any], key: str, default: str, name: str) -> str:
     value = table.get(key, default)
     if not isinstance(value, str):
-        raise UserError(f"study {name}: {key} must be text, got {value!r}")
+        raise UserError(f"study {name}: {key} must be text, got {shown(value)}")
     return value
 
 
@@ -308,7 +314,7 @@ def _table(table: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+    return [f"{key} = {toml(value)}" for key, value in table.items()]
 
 
 def _given(value: Any) -> str:
