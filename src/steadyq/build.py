@@ -229,6 +229,11 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
     )
 
 
+def work(ensemble: Ensemble, batch: int) -> int:
+    """Multiply-adds of one forward pass."""
+    return batch * ensemble.members * sum(layer.multiplications for layer in ensemble.network.layers.values())
+
+
 def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
     """Where and how it runs, in words."""
     precision = str(ensemble.dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from steadyq.bench.clock import milliseconds, wait_for
 from steadyq.bench.sheets import Row
+from steadyq.build import work
 from steadyq.device import cpu
 from steadyq.device.capture import Readback
 from steadyq.recipe import Recipe
@@ -19,7 +20,8 @@ def step_times(recipe: Recipe, steps: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         writer = begin(RunFolder(Path(folder) / "run"), recipe)
         training = Training(recipe, writer)
-        cpu.prepare_process(cpu.threads_for(training.learner.ensemble, recipe.replay.batch, recipe.compute.threads))
+        size = work(training.learner.ensemble, recipe.replay.batch)
+        cpu.prepare_process(cpu.threads_for(size, recipe.compute.threads))
         try:
             training.start()
             first = recipe.replay.warmup + 100

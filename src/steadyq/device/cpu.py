@@ -5,8 +5,6 @@ import ctypes
 
 import torch
 
-from steadyq.nets.ensemble import Ensemble
-
 LARGE = 500_000_000
 """Multiply-adds of one forward pass above which more threads pay."""
 
@@ -27,7 +25,7 @@ def prepare_process(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def threads_for(ensemble: Ensemble, batch: int, wanted: int = 0) -> int:
+def threads_for(multiplications: int, wanted: int = 0) -> int:
     """Return how many threads an update should use: what is wanted, else one for small work and all for large.
 
     Small products gain little from a second thread, and lose far more when another process wants its core: the threads
@@ -35,5 +33,4 @@ def threads_for(ensemble: Ensemble, batch: int, wanted: int = 0) -> int:
     """
     if wanted:
         return wanted
-    one = sum(layer.multiplications for layer in ensemble.network.layers.values())
-    return 1 if one * ensemble.members * batch < LARGE else torch.get_num_threads()
+    return 1 if multiplications < LARGE else torch.get_num_threads()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.build import check_memory, device_for, ensemble_for, learner_for
+from steadyq.build import check_memory, device_for, ensemble_for, learner_for, work
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.envs import BadEnvironment, EnvSpec
@@ -69,7 +69,7 @@ def train(
     spec = envs.spec(recipe.env, recipe.protocol)
     check_memory(recipe, spec)
     ensemble = ensemble_for(recipe, spec)
-    prepare_process(threads_for(ensemble, recipe.replay.batch, recipe.compute.threads))
+    prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
     writer = begin(folder, recipe)
     try:
         _run(recipe, writer, display)
@@ -214,7 +214,8 @@ def rewarded_share(recipe: Recipe, games: int = 2) -> float:
 def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     """Time a throw-away update on random data: one member on a small batch first, all of it only if that is quick."""
     device = device_for(recipe)
-    prepare_process(threads_for(ensemble_for(recipe, spec), recipe.replay.batch, recipe.compute.threads))
+    ensemble = ensemble_for(recipe, spec)
+    prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
 
     def timed(members: int, batch_size: int) -> float:
         trial = recipe.override({"ensemble.members": members})

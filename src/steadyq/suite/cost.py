@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from steadyq import envs
-from steadyq.build import ensemble_for, wants_gpu
+from steadyq.build import ensemble_for, wants_gpu, work
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
 from steadyq.run.loop import seconds_per_update
@@ -146,5 +146,4 @@ def _measured_recipe(network: str, members: int, scale: int, batch: int) -> Reci
 @cache
 def _work(recipe: Recipe) -> float:
     ensemble = ensemble_for(possible_here(recipe), envs.spec(recipe.env, recipe.protocol))
-    one = sum(layer.multiplications for layer in ensemble.network.layers.values())
-    return float(one * ensemble.members * recipe.replay.batch)
+    return float(work(ensemble, recipe.replay.batch))
