@@ -131,8 +131,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "resets",
         "Layer resets",
-        "Each mark is a layer of one or more members that was reinitialised because its spike ratio passed the "
-        "threshold.",
+        "Each mark is a layer of one or more members that was intervened on because a measurement passed a threshold, "
+        "or, on the lines `encoder` and `head`, a planned intervention on all of them.",
         kind="timeline",
     ),
     Chart(

@@ -1,6 +1,7 @@
 """What a page shows, said in words and numbers: for those who do not see a chart, and for its title."""
 
 import math
+from collections import Counter
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 
 from steadyq.report.charts import Chart, Unit
 from steadyq.report.curves import Curve
+from steadyq.run.progress import plural
 from steadyq.suite.columns import Array
+from steadyq.suite.recovery import recoveries
 from steadyq.suite.runs import Run
 from steadyq.suite.variants import Cell, Comparison
 
@@ -87,14 +90,30 @@ def _heatmap_words(spikes: dict[str, Any] | None, variant: int) -> list[str]:
 
 
 def _reset_words(runs: tuple[Run, ...]) -> str:
-    counts: dict[str, int] = {}
+    counts = Counter(reset.layer for run in runs for reset in run.events.resets if not reset.planned)
+    said = []
+    if counts:
+        each = ", ".join(f"{layer} {count}" for layer, count in counts.most_common())
+        said.append(f"{plural(counts.total(), 'reset')} ({each}).")
     for run in runs:
-        for reset in run.events.resets:
-            counts[reset.layer] = counts.get(reset.layer, 0) + 1
-    if not counts:
-        return "no layer was reset."
-    each = ", ".join(f"{layer} {count}" for layer, count in sorted(counts.items(), key=lambda item: -item[1]))
-    return f"{sum(counts.values()):,} resets ({each})."
+        if text := _planned_words(run):
+            said.append(f"seed {run.seed}: {text}" if len(runs) > 1 else text)
+    return " ".join(said) or "no layer was reset."
+
+
+def _planned_words(run: Run) -> str:
+    """What was planned, and how long the run took to play as before."""
+    planned = [reset for reset in run.events.resets if reset.planned]
+    if not planned:
+        return ""
+    times = len({reset.step for reset in planned})
+    strengths = dict.fromkeys(f"{reset.layer} {reset.strength:.0%} drawn anew" for reset in planned)
+    parts = [
+        f"step {each.step:,}: last games {figure(each.before)} before, "
+        + ("not regained" if each.regained is None else f"regained {each.regained:,} steps later")
+        for each in recoveries(run)
+    ]
+    return f"{times} planned ({', '.join(strengths)}). " + "; ".join(parts) + "." * bool(parts)
 
 
 def figure(value: float, unit: Unit = "") -> str:
