@@ -1,6 +1,8 @@
 """Recipes: TOML round trips, messages for what cannot work, and the paper's hyper-parameter tables."""
 
 import dataclasses
+import inspect
+import re
 import tarfile
 import tomllib
 import typing
@@ -173,6 +175,48 @@ def test_other_contradictions() -> None:
     with pytest.raises(UserError, match=r"replay.warmup 319 ends before the first 20-step transition of 16 lanes"):
         BASE.override(early)
     BASE.override({**early, "replay.warmup": 320})
+
+
+AXES = {
+    # operator, estimator, members, acts by, who learns, trigger and intervention
+    "steady": ("controlled", "quantile", 4, "mean", "all", "spike", "reinitialise"),
+    "dqn": ("greedy", "scalar", 1, "mean", "all", "spike", "none"),
+    "double_dqn": ("double", "scalar", 1, "mean", "all", "spike", "none"),
+    "qr_dqn": ("greedy", "quantile", 1, "mean", "all", "spike", "none"),
+    "c51": ("greedy", "categorical", 1, "mean", "all", "spike", "none"),
+    "maxmin_dqn": ("maxmin", "scalar", 4, "minimum", "one", "spike", "none"),
+    "redo": ("greedy", "scalar", 1, "mean", "all", "dormant", "recycle"),
+}
+
+
+@pytest.mark.parametrize("preset", AXES)
+def test_a_preset_is_its_point_on_the_axes(preset: str) -> None:
+    recipe = recipe_for(preset, "MinAtar/Breakout")
+    ensemble, regulation = recipe.ensemble, recipe.regulation
+    assert AXES[preset] == (
+        recipe.operator.kind, recipe.estimator.kind, ensemble.members, ensemble.act, ensemble.learn,
+        regulation.trigger, regulation.intervention,
+    )  # fmt: skip
+    if preset != "steady":
+        assert (recipe.replay.alpha, recipe.operator.ceiling) == (0.0, "none")
+
+
+def test_the_published_numbers_of_the_neighbours() -> None:
+    c51, redo = recipe_for("c51", "Atari/Alien").estimator, recipe_for("redo", "Atari/Alien").regulation
+    assert (c51.atoms, c51.low, c51.high) == (51, -10.0, 10.0)
+    assert (redo.dormant, redo.dormant_share, redo.every, redo.target) == (0.1, 0.0, 1000, "keep")
+
+
+def test_every_preset_is_listed_and_documented() -> None:
+    """A function nobody lists, or a row of the document that is no preset."""
+    functions = {
+        name for name, value in vars(presets).items()
+        if inspect.isfunction(value) and not name.startswith("_") and "env" in inspect.signature(value).parameters
+    }  # fmt: skip
+    document = (Path(__file__).parents[1] / "docs" / "presets.md").read_text().split("\n\n|")[1]
+    rows = re.findall(r"^\| `(\w+)`", document, re.MULTILINE)
+    assert functions - {"recipe_for"} == PRESETS.keys() == AXES.keys() == set(rows)
+    assert all(PRESETS[name].__name__ == name for name in PRESETS)
 
 
 # -- schedules, and fields that a kind does not have -----------------------------------------------------------------
