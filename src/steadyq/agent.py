@@ -45,17 +45,25 @@ class Agent:
         """Return the greedy action of one observation (an int), or of a batch (an array), as the environment counts.
 
         An observation is `agent.spec.observation_shape`: frames stacked along the first dimension, or, where one frame
-        is an observation, what the environment itself shows.
+        is an observation, what the environment itself shows. An action of several choices is a row of them.
         """
-        spec, shape = self.spec, tuple(np.shape(observation))
+        spec = self.spec
+        if spec.seen is not None and spec.stack == 1:
+            try:
+                observation = spec.seen.laid_out(observation)
+            except ValueError as wrong:
+                raise UserError(f"{spec.name} does not show {wrong}") from None
+        shape = tuple(np.shape(observation))
+        several = spec.actions if spec.actions is not None and spec.actions.choices else None
         if spec.stack == 1 and spec.shown_shape and spec.shown_shape in (shape, shape[1:]):
             observation = self._frames(np.asarray(observation))
             shape = observation.shape
         if shape == spec.observation_shape:
-            return int(self.q(np.asarray(observation)[None]).argmax(-1)) + spec.first_action
+            number = int(self.q(np.asarray(observation)[None]).argmax(-1))
+            return number + spec.first_action if several is None else np.asarray(several[number])
         if shape[1:] == spec.observation_shape:
-            actions: np.ndarray = self.q(observation).argmax(-1).cpu().numpy() + spec.first_action
-            return actions
+            numbers: np.ndarray = self.q(observation).argmax(-1).cpu().numpy()
+            return numbers + spec.first_action if several is None else np.stack([several[n] for n in numbers.tolist()])
         raise UserError(f"observation has shape {shape}, {spec.name} is seen as {spec.observation_shape}")
 
     def _frames(self, shown: np.ndarray) -> np.ndarray:

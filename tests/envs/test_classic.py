@@ -13,6 +13,7 @@ from steadyq import Agent, Recipe, envs, presets
 from steadyq.build import ensemble_for, estimator_for
 from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
+from steadyq.envs.spaces import Observations
 from steadyq.errors import UserError
 
 PROTOCOL = envs.protocol_for("CartPole-v1")
@@ -205,9 +206,127 @@ def test_seed_decides_and_splits_differ():
 def test_spaces_that_cannot_work():
     with pytest.raises(UserError, match=r"Pendulum-v1 has actions Box.*needs a Discrete"):
         make("Pendulum-v1")
-    register(observation_space=spaces.Discrete(4))
-    with pytest.raises(UserError, match=r"has observations Discrete\(4\); only Box"):
+    for space, said in (
+        (spaces.Text(5), r"has observations Text\(.*\); only Box, Discrete, MultiDiscrete, MultiBinary, and Tuple"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Text(5)])), r"with Text.* at \['b'\]\[0\]; only Box"),
+        (spaces.Discrete(20_000), "observations of 20,000 values; a vector has at most 10,000"),
+        (spaces.Box(0, 1, (5, 9, 5)), r"images of shape \(5, 9, 5\): the channels may be first or last"),
+        (
+            spaces.Dict(eye=spaces.Box(0, 255, (9, 9, 3), np.uint8), speed=spaces.Box(0, 1, (2,))),
+            r"shows an image \(Box.*, at \['eye'\]\) together with other things",
+        ),
+    ):
+        register(observation_space=space)
+        with pytest.raises(UserError, match=said):
+            make("SteadyQMade-v0")
+    register(action_space=spaces.MultiDiscrete([11, 10, 10]))
+    with pytest.raises(UserError, match="1,100 combinations; a Q-network has an output for each, and at most 1,000"):
         make("SteadyQMade-v0")
+    register(action_space=spaces.Discrete(1))
+    with pytest.raises(UserError, match="a single action"):
+        make("SteadyQMade-v0")
+
+
+NESTED = spaces.Dict(
+    where=spaces.Tuple([spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(3, start=-1)]),
+    choices=spaces.MultiDiscrete([2, 3], start=[5, 0]),
+    lamps=spaces.MultiBinary(3),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "expected", "rule"),
+    [
+        (spaces.Discrete(3), 2, [0, 0, 1], "Discrete as one vector of 3, choices as one-hot"),
+        (spaces.Discrete(3, start=4), np.int64(4), [1, 0, 0], "Discrete as one vector of 3, choices as one-hot"),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), [0, 1, 1, 0, 0], "MultiDiscrete as one vector of 5"),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1], "MultiBinary as one vector of 3"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]), (1, [0.5, -0.5]), [0, 1, 0.5, -0.5], "2 parts"),
+        (
+            NESTED,
+            {"lamps": [0, 1, 1], "choices": [6, 2], "where": ([[1, 2], [3, 4]], 0)},
+            [1, 2, 3, 4, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1],
+            "4 parts as one vector of 15, choices as one-hot",
+        ),
+        (spaces.Box(-np.inf, 1, (2,)), [0.5, 2], [0.5, 2], "Box as one vector of 2, unbounded and not scaled"),
+    ],
+)
+def test_spaces_as_one_vector(space, observation, expected, rule):
+    seen = Observations("Game-v0", space)
+    assert rule in seen.rule
+    frame = seen.frame(observation)
+    assert (frame.dtype, frame.shape) == (np.float32, seen.shape)
+    assert frame.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "said"),
+    [
+        (spaces.Discrete(3), 3, "3, which is none of Discrete"),
+        (spaces.Discrete(3), 0.5, "0.5, which is none of"),
+        (NESTED, {"lamps": [0, 1, 1], "choices": [6, 2]}, "its space has the parts where, choices, lamps"),
+        (NESTED, {"lamps": [0, 1], "choices": [6, 2], "where": ([0] * 4, 0)}, r"shape \(2,\) at \['lamps'\]"),
+        (
+            NESTED,
+            {"lamps": [0, 1, 1], "choices": [6, 2], "where": ([0] * 4,)},
+            r"at \['where'\]; its space has 2 parts",
+        ),
+    ],
+)
+def test_observations_outside_their_space_are_named(space, observation, said):
+    with pytest.raises(ValueError, match=said):
+        Observations("Game-v0", space).frame(observation)
+
+
+def test_an_image_alone_in_a_dict_is_an_image():
+    box = spaces.Box(0, 255, (9, 7, 3), np.uint8)
+    seen = Observations("Game-v0", spaces.Dict(eye=box))
+    assert (seen.shape, seen.dtype) == ((3, 9, 7), "uint8")
+    shown = box.sample()
+    assert np.array_equal(seen.frame({"eye": shown}), shown.transpose(2, 0, 1))
+    assert seen.rule == "observation: image 9x7, 3 channels last, moved first, values bytes, divided by 255"
+    floats = Observations("Game-v0", spaces.Box(0, 255, (9, 7, 3)))
+    assert (floats.pixel_max, floats.dtype) == (255.0, "float32")
+    assert "divided by 255, their highest value" in floats.rule
+
+
+@pytest.mark.parametrize(
+    ("space", "count", "names"),
+    [
+        (spaces.MultiDiscrete([2, 3], start=[0, 5]), 6, ("0+0", "0+1", "0+2", "1+0", "1+1", "1+2")),
+        (spaces.MultiBinary(2), 4, ("0+0", "0+1", "1+0", "1+1")),
+    ],
+)
+def test_actions_of_several_choices_are_numbered(space, count, names, monkeypatch):
+    played = []
+    monkeypatch.setattr(Made, "step", lambda self, action: played.append(action) or (np.zeros(2), 0.0, True, False, {}))
+    register(action_space=space)
+    env = make("SteadyQMade-v0")
+    env.reset()
+    assert (env.spec.num_actions, env.spec.action_names) == (count, names)
+    for number in range(count):
+        env.step(np.array([number]))
+    assert all(space.contains(action) for action in played)
+    assert len({tuple(action.tolist()) for action in played}) == count
+    agent = agent_of(presets.steady("SteadyQMade-v0"))
+    several = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    rows = agent.act(several)
+    assert rows.shape == (20, 2)
+    assert np.array_equal(agent.act(several[3]), rows[3])
+    assert all(space.contains(row) for row in rows)
+
+
+@pytest.mark.parametrize("space", [NESTED, spaces.Discrete(7, start=2), spaces.MultiDiscrete([3, 2])])
+def test_an_agent_takes_an_observation_of_any_space(space):
+    register(observation_space=space)
+    agent = agent_of(presets.steady("SteadyQMade-v0"))
+    space.seed(3)
+    shown = space.sample()
+    frame = Observations("Game-v0", space).frame(shown)
+    assert agent.act(shown) == agent.act(frame)
+    assert agent.act(np.stack([frame, frame])).tolist() == 2 * [agent.act(shown)]
+    with pytest.raises(UserError, match="does not show"):
+        agent.act("north")
 
 
 def test_missing_dependency():

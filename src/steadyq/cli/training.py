@@ -76,6 +76,8 @@ def train(words: list[str]) -> int:
         OUT.print(f"[bold]{recipe.env}[/]  {how}", markup=True)
         for line in recipe.protocol.lines():
             OUT.print(f"  {line}")
+        if spec.seen is not None:
+            OUT.print(f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}")
         OUT.print(
             f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; "
             f"operator {recipe.operator.kind}, exchange {recipe.operator.exchange}, forbid {recipe.operator.forbid}, "

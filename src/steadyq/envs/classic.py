@@ -1,4 +1,4 @@
-"""Any registered Gymnasium environment with discrete actions and a Box to look at."""
+"""Any registered Gymnasium environment whose spaces can be laid out (`spaces.py`)."""
 
 import contextlib
 import math
@@ -6,17 +6,17 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.modules import may_import, module_of
 from steadyq.envs.protocol import Protocol
+from steadyq.envs.spaces import Actions, Observations, short
 from steadyq.envs.vector import Array, BadEnvironment, EnvSpec
 from steadyq.errors import UserError, nearest
 
@@ -66,33 +66,28 @@ def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
         raise UserError(f"Gymnasium cannot make {game}: {_said(raised)}") from raised
     if not given.get("max_episode_steps") and (env.spec is None or env.spec.max_episode_steps is None):
         env = gymnasium.wrappers.TimeLimit(env, LONGEST)
-    if not isinstance(env.action_space, spaces.Discrete):
-        raise UserError(f"{game} has actions {env.action_space}; Q-learning needs a Discrete action space")
-    if not isinstance(env.observation_space, spaces.Box):
-        raise UserError(f"{game} has observations {env.observation_space}; only Box observations are supported")
     return env
 
 
 def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     """Return what the environment looks like under these rules."""
     env = _open(game, protocol)
-    layout = _Layout(env)
-    if env.action_space.n < 2:  # type: ignore[attr-defined]
-        raise UserError(f"{game} has a single action: there is nothing to learn to choose")
-    count = int(env.action_space.n)  # type: ignore[attr-defined]  # `_open` has checked that it is Discrete
+    seen, actions = Observations(game, env.observation_space), Actions(game, env.action_space)
     env.close()
     return EnvSpec(
         name=name,
-        frame_shape=layout.shape,
-        frame_dtype=layout.dtype,
-        pixel_max=255.0 if layout.dtype == "uint8" else 1.0,
+        frame_shape=seen.shape,
+        frame_dtype=seen.dtype,
+        pixel_max=seen.pixel_max,
         stack=protocol.stack,
-        num_actions=count,
+        num_actions=actions.count,
         lanes=lanes,
-        action_names=tuple(str(action) for action in range(count)),
+        action_names=actions.names,
         frames_per_step=1,
-        first_action=int(env.action_space.start),  # type: ignore[attr-defined]
-        shown_shape=() if layout.shape == layout.shown else layout.shown,
+        first_action=actions.first,
+        shown_shape=() if seen.shape == seen.shown else seen.shown,
+        seen=seen,
+        actions=actions,
     )
 
 
@@ -131,53 +126,13 @@ def frames_per_second(game: str) -> float:
     return float(env.metadata.get("render_fps") or 30)
 
 
-class _Layout:
-    """How an observation becomes a frame: images channels first, anything else one float vector."""
-
-    def __init__(self, env: Env):
-        box = env.observation_space
-        assert isinstance(box, spaces.Box)
-        self.dtype: Literal["uint8", "float32"] = "float32"
-        self.shape: tuple[int, ...] = (int(np.prod(box.shape)),)
-        self.shown = tuple(box.shape)
-        self.channels_last = False
-        if box.dtype == np.uint8 and len(box.shape) == 2:
-            self.dtype, self.shape = "uint8", (1, *box.shape)
-        elif len(box.shape) == 3:
-            self.dtype = "uint8" if box.dtype == np.uint8 else "float32"
-            self.channels_last = box.shape[2] < box.shape[0]
-            self.shape = (box.shape[2], *box.shape[:2]) if self.channels_last else box.shape
-
-    def frame(self, observation: Any) -> Array:
-        """Lay out an observation; raises ValueError with what is wrong with it."""
-        try:
-            array = np.asarray(observation)
-        except ValueError:  # lists of different lengths
-            raise ValueError(f"an observation that is no array, {_short(observation)}") from None
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"an observation that holds no numbers, {_short(observation)}")
-        if array.size != math.prod(self.shown):
-            raise ValueError(f"an observation of shape {array.shape}; its space says {self.shown}")
-        if self.channels_last:
-            array = array.transpose(2, 0, 1)
-        with np.errstate(over="ignore"):
-            frame: Array = array.reshape(self.shape).astype(self.dtype)
-        if self.dtype == "float32" and not np.isfinite(frame).all():
-            first = int(np.flatnonzero(~np.isfinite(frame))[0])
-            value = array.reshape(self.shape).ravel()[first]
-            raise ValueError(
-                f"an observation with {value} in it (at {first} of {array.size}); values must be finite in 32 bits"
-            )
-        return frame
-
-
 class GymnasiumGame:
     """A `Game` over one Gymnasium environment, seeded at every reset."""
 
     def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
         self._name, self._env = f"Gymnasium/{game}", _open(game, protocol, render_mode)
-        self._layout = _Layout(self._env)
-        self._first_action = int(self._env.action_space.start)  # type: ignore[attr-defined]  # `_open` checks
+        self._seen = Observations(game, self._env.observation_space)
+        self._actions = Actions(game, self._env.action_space)
 
     def prepare(self, seeds: Sequence[int]) -> None:
         """Do nothing: Gymnasium resets when asked."""
@@ -187,15 +142,15 @@ class GymnasiumGame:
         self._seed, self._steps = seed, 0
         returned = self._call("reset", lambda: self._env.reset(seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
-            raise self._bad(f"reset() returned {_short(returned)}; it must return an observation and a dictionary")
+            raise self._bad(f"reset() returned {short(returned)}; it must return an observation and a dictionary")
         return Opening(self._frame(returned[0]))
 
     def send(self, action: int) -> None:
         """Play one step."""
         self._steps += 1
-        returned = self._call("step", lambda: self._env.step(action + self._first_action))
+        returned = self._call("step", lambda: self._env.step(self._actions[action]))
         if not isinstance(returned, tuple) or len(returned) != 5:
-            raise self._bad(f"step() returned {_short(returned)}; it must return five things, as Gymnasium's do")
+            raise self._bad(f"step() returned {short(returned)}; it must return five things, as Gymnasium's do")
         observation, reward, terminated, truncated, _ = returned
         self._outcome = Outcome(
             self._frame(observation),
@@ -240,7 +195,7 @@ class GymnasiumGame:
 
     def _frame(self, observation: Any) -> Array:
         try:
-            return self._layout.frame(observation)
+            return self._seen.frame(observation)
         except ValueError as wrong:
             raise self._bad(f"it showed {wrong}") from None
 
@@ -250,24 +205,16 @@ class GymnasiumGame:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
-            raise self._bad(f"it gave the reward {_short(reward)}; a reward must be one number, finite in 32 bits")
+            raise self._bad(f"it gave the reward {short(reward)}; a reward must be one number, finite in 32 bits")
         return number
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, bool | int | float | np.generic) and value in (0, 1):
             return bool(value)
-        raise self._bad(f"it returned {_short(value)} for {name}; it must be true or false")
+        raise self._bad(f"it returned {short(value)} for {name}; it must be true or false")
 
     def _bad(self, what: str) -> BadEnvironment:
         return BadEnvironment(f"{self._name}, step {self._steps} of the game with seed {self._seed}: {what}")
-
-
-def _short(value: Any) -> str:
-    """A value in a few words on one line."""
-    if isinstance(value, np.ndarray) and value.size > 4:
-        return f"an array of shape {value.shape}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _said(raised: Exception) -> str:

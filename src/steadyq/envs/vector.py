@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from steadyq.errors import UserError
 
+if typing.TYPE_CHECKING:
+    from steadyq.envs.spaces import Actions, Observations
+
 Array = NDArray[Any]
 State = dict[str, Array]
 
@@ -38,6 +41,10 @@ class EnvSpec:
     """What the environment itself calls the first of its actions."""
     shown_shape: tuple[int, ...] = ()
     """An observation as the environment itself shows it, where that is not `frame_shape`."""
+    seen: "Observations | None" = field(default=None, compare=False, repr=False)
+    """How a Gymnasium environment's observations are laid out."""
+    actions: "Actions | None" = field(default=None, compare=False, repr=False)
+    """What a Gymnasium environment calls its actions."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
