@@ -125,13 +125,13 @@ class NetworkSection:
         within("network.head_multiple", self.head_multiple, 1)
         within("network.channels", self.channels, 1)
         within("network.width", self.width, 1, 16)
-        refuse_foreign(self, "network")
         if not self.hidden:
             raise UserError("network.hidden needs at least one layer, for example 128")
         for size in self.hidden:
             within("network.hidden", size, 1)
         for stride in self.strides:
             within("network.strides", stride, 1, 2)
+        refuse_foreign(self, "network")
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def test_every_game_is_played_once_and_finished_lanes_stand_still(env: str) -> N
 
 def test_the_random_policy_is_looked_up_where_its_games_are_stored_and_played_elsewhere() -> None:
     env, rules = "MinAtar/Breakout", envs.protocol_for("MinAtar/Breakout")
-    known = stored(env, rules)
+    known = stored(env, rules.rules)
     assert known is not None
     looked_up = random_baseline(env, rules, episodes=20, seed=7)
     assert (looked_up.mean_return, looked_up.episodes) == (known.mean_return, known.episodes)
@@ -168,8 +168,8 @@ def test_the_random_policy_is_looked_up_where_its_games_are_stored_and_played_el
     assert (played.episodes, played.source) == (known.episodes + 1, "played")
     assert played.mean_return == pytest.approx(known.mean_return, rel=0.02)  # the stored games and one more
     # What the learner sees does not change a score, how a game is played does.
-    assert stored(env, dataclasses.replace(rules, reward="sign", stack=2, lanes=3)) == known
-    assert stored(env, dataclasses.replace(rules, sticky=0.25)) is None
+    assert stored(env, dataclasses.replace(rules, reward="sign", stack=2, lanes=3).rules) == known
+    assert stored(env, dataclasses.replace(rules, sticky=0.25).rules) is None
 
 
 def test_stored_random_scores_are_under_the_protocols_of_today() -> None:
@@ -178,4 +178,4 @@ def test_stored_random_scores_are_under_the_protocols_of_today() -> None:
         *envs.known()["MinAtar"],
     }
     for row in published_rows("random"):
-        assert stored(row["env"], envs.protocol_for(row["env"])) is not None
+        assert stored(row["env"], envs.protocol_for(row["env"]).rules) is not None

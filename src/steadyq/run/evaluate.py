@@ -132,7 +132,7 @@ class Baseline:
 
 def random_baseline(env: str, protocol: Protocol, *, episodes: int, seed: int) -> Baseline:
     """Look up the random policy's score where it is stored, over at least as many games; play them otherwise."""
-    known = random_policy_scores.stored(env, protocol)
+    known = random_policy_scores.stored(env, protocol.rules)
     if known is not None and known.episodes >= episodes:
         return Baseline(known.mean_return, known.episodes, known.source)
     actions = envs.spec(env, protocol).num_actions

@@ -203,7 +203,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
 def rewarded_share(recipe: Recipe, games: int = 2) -> float:
     """Share of rewarded steps under a random policy: where it is near one, forbidding dictates the bootstrap."""
-    if (known := stored(recipe.env, recipe.protocol)) is not None:
+    if (known := stored(recipe.env, recipe.protocol.rules)) is not None:
         return known.rewarded
     spec = envs.spec(recipe.env, recipe.protocol)
     policy = random_policy(spec.num_actions, recipe.seed)

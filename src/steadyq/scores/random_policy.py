@@ -5,7 +5,6 @@
 
 from dataclasses import dataclass
 
-from steadyq.envs.protocol import Protocol
 from steadyq.scores.published import published_rows
 
 
@@ -26,10 +25,10 @@ class StoredBaseline:
         return f"stored: seed {self.seed}, commit {self.commit[:12]}"
 
 
-def stored(env: str, protocol: Protocol) -> StoredBaseline | None:
-    """Return the row for an environment under exactly these rules of play, if there is one."""
+def stored(env: str, rules: str) -> StoredBaseline | None:
+    """Return the row for an environment under exactly these rules of play (`Protocol.rules`), if there is one."""
     for row in published_rows("random"):
-        if (row["env"], row["rules"]) == (env, protocol.rules):
+        if (row["env"], row["rules"]) == (env, rules):
             return StoredBaseline(
                 float(row["mean_return"]), float(row["rewarded"]), int(row["episodes"]), int(row["seed"]), row["commit"]
             )
