@@ -43,6 +43,9 @@ class Scripted:
     def __init__(self, script: dict[str, list[Ending]]) -> None:
         self.script, self.running, self.started = script, list[Entry](), list[str]()
 
+    def open(self) -> str:
+        return ""
+
     def room(self) -> bool:
         return len(self.running) < self.parallel
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Group
@@ -40,6 +40,8 @@ class SweepOptions:
     """Runs at a time on this machine; by default one for each core or GPU slot."""
     gpus_per_run: float | None = None
     """Share of a GPU that each run gets; by default a whole one where there is one; 0 trains on the CPU."""
+    mps: Literal["auto", "on", "off"] = "auto"
+    """NVIDIA's Multi-Process Service where several runs share a GPU: started if it can be, always, or never."""
     retries: int = 2
     """How often a run that crashed is tried again, from its last checkpoint."""
     out: Path | None = None
@@ -70,7 +72,7 @@ def sweep(words: list[str]) -> int:
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)
-    launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries)
+    launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries, options.mps)
     if launcher.note:
         OUT.print(launcher.note)
     describe(

@@ -60,6 +60,10 @@ class RayCluster:
         share = f", {self.gpus:g} GPU each" if self.gpus else ""
         self.words = f"Ray cluster of {plural(nodes, 'node')}, {plural(parallel, 'run')} at a time{share}"
 
+    def open(self) -> str:
+        """Nothing is left to do."""
+        return ""
+
     def room(self) -> bool:
         """Ray queues what it cannot place yet."""
         return True

@@ -20,6 +20,7 @@ from steadyq.run.loop import stop_requests, tidy
 from steadyq.run.progress import plural
 from steadyq.suite.board import Board
 from steadyq.suite.local import local_launcher
+from steadyq.suite.mps import Wanted
 from steadyq.suite.plan import Entry, Plan
 from steadyq.suite.study import STUDY_FILE
 from steadyq.suite.worker import Ending
@@ -41,6 +42,9 @@ class Launcher(Protocol):
     on_gpu: bool
     """Whether runs get a share of a GPU."""
 
+    def open(self) -> str:
+        """Get ready to start runs; returns what there is to say about it, or nothing."""
+
     def room(self) -> bool:
         """Whether one more run can be started now."""
 
@@ -57,15 +61,19 @@ class Launcher(Protocol):
         """End whatever is left, now."""
 
 
-def launcher_for(on: str, plan: Plan, jobs: int | None, gpus_per_run: float | None, retries: int) -> Launcher:
+def launcher_for(
+    on: str, plan: Plan, jobs: int | None, gpus_per_run: float | None, retries: int, mps: Wanted = "auto"
+) -> Launcher:
     """What `--on` names: this machine, or a Ray cluster (the extra `cluster`)."""
     runs = [entry.run for entry in plan.entries]
     if on == "local":
-        return local_launcher(runs, plan.out, jobs, gpus_per_run)
+        return local_launcher(runs, plan.out, jobs, gpus_per_run, mps)
     if on != "ray" and not on.startswith("ray://"):
         raise UserError(f"--on cannot be {on!r}: choose local, ray or ray://host:port")
     if jobs is not None:
         raise UserError("--jobs is for this machine: Ray places runs by CPUs and --gpus-per-run")
+    if mps != "auto":
+        raise UserError("--mps is for this machine: on a Ray cluster its nodes decide")
     from steadyq.suite.cluster import RayCluster
 
     cluster = RayCluster(on, max(run.recipe.compute.threads for run in runs), gpus_per_run, retries)
@@ -88,6 +96,8 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
         if entry.state == "finished":
             tidy(entry.folder, entry.run.recipe)
     try:
+        if words := launcher.open():
+            board.say(words)
         with stop_requests() as stop, board:
             while any(entry.state in ("waiting", "running", "elsewhere") for entry in plan.entries):
                 for entry, ending, words in launcher.poll():

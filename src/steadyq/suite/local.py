@@ -17,6 +17,7 @@ from steadyq.recipe import within
 from steadyq.run.files import open_plain, refuse_links
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
+from steadyq.suite import mps
 from steadyq.suite.plan import Entry
 from steadyq.suite.study import PlannedRun
 from steadyq.suite.worker import EXIT, START, Ending, isolated, search_path, send
@@ -35,16 +36,24 @@ class Child:
 class LocalProcesses:
     """One process per run, as many at a time as there are CPU slots and GPU slots."""
 
-    note = ""
-
-    def __init__(self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0) -> None:
+    def __init__(
+        self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0, wanted: mps.Wanted = "auto"
+    ) -> None:
         self.out, self.children = out, list[Child]()
+        self.wanted, self.note = wanted, ""
+        self.service: mps.Service | None = None
         self.gpus = range(gpus) if gpus_per_run else range(0)
         self.on_gpu = bool(self.gpus)
         self.parallel = min(jobs, slots(gpus_per_run) * gpus) if self.on_gpu else jobs
         self.learning = min(self.parallel, gpus) if self.on_gpu else self.parallel
+        self.together = -(-self.parallel // gpus) if self.on_gpu else 1
         cards = f"{plural(gpus, 'GPU')}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
         self.words = f"this machine ({cards}), {plural(self.parallel, 'run')} at a time"
+
+    def open(self) -> str:
+        """Get ready to start runs; returns what there is to say about it."""
+        self.service, words = mps.start(self.wanted, self.together)
+        return words
 
     def room(self) -> bool:
         """Whether a slot is free."""
@@ -57,6 +66,8 @@ class LocalProcesses:
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, entry.run.recipe.compute.threads))
         environment = {**isolated(os.environ), "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": _visible(gpu)}
+        if self.service is not None:
+            environment |= self.service.environment
         if (command := command_line()) is not None:
             environment.setdefault("STEADYQ_COMMAND", command)
         refuse_links(log.parent)
@@ -97,6 +108,8 @@ class LocalProcesses:
             child.process.wait()
             _hang_up(child.process)
         self.children = []
+        if self.service is not None:
+            self.service.stop()
 
     def _on(self, gpu: int) -> int:
         return sum(child.gpu == gpu for child in self.children)
@@ -108,7 +121,11 @@ def slots(gpus_per_run: float) -> int:
 
 
 def local_launcher(
-    study_runs: Sequence[PlannedRun], out: Path, jobs: int | None, share: float | None
+    study_runs: Sequence[PlannedRun],
+    out: Path,
+    jobs: int | None,
+    share: float | None,
+    wanted: mps.Wanted = "auto",
 ) -> LocalProcesses:
     """Slots of this machine: by default a GPU for each run where there is one, else a core for each."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -124,7 +141,7 @@ def local_launcher(
         threads = max(max(1, run.recipe.compute.threads) for run in study_runs)
         jobs = max(1, len(os.sched_getaffinity(0)) // threads) if not share else slots(share) * gpus
     within("--jobs", jobs, 1)
-    return LocalProcesses(out, jobs, share, gpus)
+    return LocalProcesses(out, jobs, share, gpus, wanted)
 
 
 def _visible(gpu: int | None) -> str:
