@@ -43,11 +43,18 @@ def test_action_gap_is_between_the_best_two() -> None:
     assert d.action_gap(torch.tensor([[1.0, 5.0, 3.0], [2.0, 2.0, 0.0]])).tolist() == [2.0, 0.0]
 
 
+def test_what_members_add_to_all_actions_alike_is_no_noise() -> None:
+    offsets = torch.tensor([0.0, 10.0, -5.0, 3.0])[:, None, None]
+    q = torch.tensor([[[1.0, 0.9, 0.0]]]) + offsets  # four members of one mind
+    assert d.mean_noise(q).abs().max() < 1e-6
+    assert d.flip_probability(q.mean(0), d.mean_noise(q)) < 1e-6
+
+
 def test_disagreement_and_votes() -> None:
     q = torch.tensor([[[0.0, 1.0]], [[4.0, 1.0]]])  # mean (2, 1): greedy 0; the first member votes 1
     assert d.disagreement(q).item() == 1.0  # spreads 2 and 0
     assert d.vote_split(q).item() == 0.5
-    assert d.mean_noise(q).tolist() == [[2.0, 0.0]]  # sqrt(8) / sqrt(2)
+    assert d.mean_noise(q).tolist() == [[1.0, 1.0]]  # centred (-1/2, 1/2) and (3/2, -3/2): sqrt(2) / sqrt(2)
 
 
 def test_flip_probability_is_the_gaussian_tail() -> None:
