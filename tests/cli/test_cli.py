@@ -429,3 +429,10 @@ def test_a_finished_run_without_its_result_is_evaluated_again(
     (newest / "state.json").write_text("{")
     assert run(*words) == 2
     assert f"{newest / 'state.json'} is damaged: it is not JSON" in capsys.readouterr().err
+
+
+def test_a_recipe_of_an_older_layout_costs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", str(ROOT / "results" / "minatar.tar.xz"), "--markdown"])
+    renamed = "explore.start, explore.end, explore.decay_steps became explore.epsilon"
+    assert capsys.readouterr().err == f"note: recipe of an older layout: {renamed}\n"

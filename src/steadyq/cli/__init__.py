@@ -5,8 +5,10 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from rich.table import Column, Table
 
@@ -90,8 +92,14 @@ def _dispatch(words: list[str]) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
-    with nullcontext() if command in IMPORTING else no_imports():
+    with nullcontext() if command in IMPORTING else no_imports(), warnings.catch_warnings():
+        warnings.showwarning = _note
         return COMMANDS[command](rest)
+
+
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the place in our own text that gave it."""
+    print(printable(f"note: {one_line(message)}"), file=sys.stderr)
 
 
 def _help() -> None:
