@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
-from steadyq.nets import MLP, MinAtarNet, ResNet
+from steadyq.nets import MLP, Impala, MinAtarNet, ResNet
 from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
@@ -34,6 +34,8 @@ BASE = presets.steady("MinAtar/Breakout", "tiny").override(
 NEUTRAL = {"operator.exchange": "none", "operator.forbid": "none"}
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("network.kind", "resnet"): {"network.scale": 1, "network.head_multiple": 4},
+    ("network.kind", "impala"): {"network.width": 1, "network.hidden": (8,)},
+    ("network.pooling", "average"): {"network.kind": "resnet", "network.scale": 1, "network.head_multiple": 4},
     ("operator.kind", "greedy"): NEUTRAL,
     ("operator.kind", "double"): NEUTRAL,
     ("operator.kind", "maxmin"): NEUTRAL,
@@ -104,6 +106,7 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"network.kind": "mlp"}, "network", MLP),
     ({"network.kind": "minatar"}, "network", MinAtarNet),
     ({"network.kind": "resnet"}, "network", ResNet),
+    ({"network.kind": "impala"}, "network", Impala),
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
     ({"estimator.kind": "quantile"}, "estimator", Quantile),
     ({"estimator.kind": "categorical"}, "estimator", Categorical),

@@ -198,10 +198,10 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
     kind: Literal["resnet", "minatar", "mlp"] = "minatar" if minatar else "resnet" if image else "mlp"
-    small = NetworkSection(kind=kind, hidden=(128,) if minatar else (128, 128))
+    hidden = (128,) if minatar else (128, 128)
     recipe = replace(
         recipe,
-        network=recipe.network if kind == "resnet" else small,
+        network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),
         evaluation=EvaluationSection(episodes=100 if minatar else 20),
     )
     if paper:

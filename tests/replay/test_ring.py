@@ -296,7 +296,7 @@ def test_an_action_is_rewarded_by_its_own_reward_alone() -> None:
     no, frame = np.zeros(1, bool), np.zeros((1, 1), np.float32)
     ring.begin(frame)
     for number, reward in enumerate([0.0, 5.0, -9.0, 1.0, 0.0]):
-        ring.add(np.array([number]), np.array([reward]), Step(frame, np.array([reward]), no, no, no, frame))
+        add(ring, np.array([number]), np.array([reward]), Step(frame, np.array([reward]), no, no, no, frame))
     index = ring.priorities.mass.nonzero().squeeze(1)
     batch = ring.gather(index, torch.ones(3), torch.zeros(3), drawn(3, 1.0))
     assert batch.reward.tolist() == [-4.0, -3.0, -8.0]

@@ -10,7 +10,7 @@ SMALL = {
     "regulation.every": 40,
     "monitor.every": 40,
     "monitor.batch": 16,
-    "explore.decay_steps": 300,
+    "explore.epsilon": "1 -> 0.01 linear 300 steps",
     "evaluation.episodes": 4,
     "evaluation.random_episodes": 4,
     "compute.threads": 1,

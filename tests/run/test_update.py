@@ -94,7 +94,7 @@ def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again(
     no, frame, one = np.zeros(1, bool), np.zeros((1, 4), np.float32), np.ones(1, np.float32)
     ring.begin(frame)
     for _ in range(40):
-        ring.add(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))
+        ring.write(torch.from_numpy(ring.packed(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))))
     learning, layout = Learning(learner, ring, draw_layout(recipe, spec)), draw_layout(recipe, spec)
     seen: list[Batch] = []
     update = learner.update
@@ -125,7 +125,7 @@ def test_images_are_shown_as_drawn_and_stored_as_they_were() -> None:
     frames = rng.integers(0, 2, (41, 1, *spec.frame_shape)).astype(spec.frame_dtype)
     ring.begin(frames[0])
     for frame in frames[1:]:
-        ring.add(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))
+        ring.write(torch.from_numpy(ring.packed(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))))
     stored, seen = ring.frame.clone(), []
     update = learner.update
     learner.update = lambda batch, draw: (seen.append((batch, draw)), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]

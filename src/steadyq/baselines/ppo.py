@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from steadyq import envs
 from steadyq.device.cpu import prepare_process
 from steadyq.errors import UserError
-from steadyq.recipe import MOST, MOST_GAMES, within
+from steadyq.recipe import MOST_GAMES, within
 from steadyq.run.evaluate import play_games, random_baseline, scored
 from steadyq.run.files import replace_text
 from steadyq.run.folder import RunFolder
@@ -79,7 +79,7 @@ class Ppo:
         object.__setattr__(self, "env", envs.canonical(self.env))
         if not self.env.startswith("Procgen/"):
             raise UserError(f"the PPO baseline is for Procgen, {self.env} is not")
-        within("--steps", self.steps, 1, MOST)
+        within("--steps", self.steps, 1)
         within("--episodes", self.episodes, 1, MOST_GAMES)
         within("--lanes", self.lanes, 1, 4096)
         within("--rollout", self.rollout, 2, 1 << 16)
