@@ -18,7 +18,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     runs: dict[str, list[Path]] = {}
     for forbid in ("rewarded", "none"):
         for seed in (0, 1):
-            changes = {**SMALL, "operator.forbid": forbid, "regulation.threshold": 1.15, "replay.every": 4}
+            changes = {**SMALL, "operator.forbid": forbid, "regulation.threshold": 1.1, "replay.every": 4}
             recipe = sq.presets.steady("CartPole-v1", steps=800, seed=seed, **changes)
             run = sq.train(recipe, run=folder / f"{forbid}-{seed}")
             runs.setdefault(forbid, []).append(run.path)

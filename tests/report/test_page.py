@@ -292,7 +292,7 @@ def test_links_lead_to_the_raw_files(single: Path, browser: Browser) -> None:
 def test_verdict_is_read_at_a_glance_and_on_paper(
     cartpole: dict[str, list[Path]], tmp_path: Path, browser: Browser
 ) -> None:
-    sick = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed0"
+    sick = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed5"
     write_report([sick], tmp_path / "one.html")
     browser.open(tmp_path / "one.html", width=390, phone=True)
     assert browser.run("document.querySelector('.findings .parameter .name').textContent").startswith("violent updates")
@@ -315,7 +315,7 @@ def test_verdict_is_read_at_a_glance_and_on_paper(
 
 
 def test_one_member_has_no_disagreement_to_draw(tmp_path: Path) -> None:
-    alone = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed0"
+    alone = stored("diagnose") / "Gymnasium-CartPole-v1-rate-seed5"
     write_report([alone], tmp_path / "one.html")
     page = (tmp_path / "one.html").read_text()
     assert 'id="chart-spread"' not in page

@@ -15,7 +15,7 @@ from steadyq.suite import archive
 from steadyq.suite.runs import read_runs
 from steadyq.suite.sweep import read_sweep
 
-RATE = "Gymnasium-CartPole-v1-rate-seed0"
+RATE = "Gymnasium-CartPole-v1-rate-seed5"
 
 
 @pytest.fixture(autouse=True)
