@@ -2,7 +2,9 @@
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.table import Column, Table
 
@@ -12,6 +14,7 @@ from steadyq.cli.suites import paper, ppo, sweep
 from steadyq.cli.terminal import OUT
 from steadyq.cli.training import demo, evaluate, play, train
 from steadyq.errors import UserError, nearest
+from steadyq.recipe import Upgraded
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        sys.exit(_dispatch(words))
+        sys.exit(_noting(words))
     except UserError as error:
         if debug:
             traceback.print_exc()
@@ -42,6 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"steadyq: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
         sys.exit(1)
+
+
+def _noting(words: list[str]) -> int:
+    """Run the command, and say in the end what was renamed in recipes of an older layout, a line each."""
+    notes: dict[str, None] = {}
+    with warnings.catch_warnings():
+        plain = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *more: Any, **named: Any) -> None:
+            if issubclass(category, Upgraded):
+                notes[str(message)] = None
+            else:
+                plain(message, category, *more, **named)
+
+        warnings.showwarning = show
+        code = _dispatch(words)
+    for note in notes:
+        print(f"steadyq: {note}", file=sys.stderr)
+    return code
 
 
 def _dispatch(words: list[str]) -> int:
