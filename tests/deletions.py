@@ -102,16 +102,16 @@ TESTS = ("tests/test_recipe.py", "tests/test_build.py", "tests/test_additions.py
 
 
 def notices(place: Path) -> str:
-    """Which check fails on the tree at `place`: the type checker, or the first test."""
+    """Which check fails on the tree at `place`: the type checker, or else the first test."""
     environment = {**os.environ, "PYTHONPATH": str(place / "src")}
     typed = subprocess.run([sys.executable, "-m", "mypy"], cwd=place, env=environment, capture_output=True, text=True)
     said = [line for line in typed.stdout.splitlines() if ": error:" in line]
+    if said:
+        return f"mypy: {said[0]}"
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
     tested = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True)
     failed = [line for line in tested.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "; ".join(
-        [f"mypy: {said[0]}"] * bool(said) + [f"tests: {failed[0] if failed else 'a failure'}"] * bool(tested.returncode)
-    )
+    return f"tests: {failed[0] if failed else tested.stdout[-200:]}" if tested.returncode else ""
 
 
 def main(wanted: list[str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steadyq import UserError, presets
+from steadyq import UserError, cli, presets
 from steadyq.cli.options import with_kinds
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
@@ -430,6 +430,22 @@ def test_epsilon_of_an_older_layout_is_renamed_with_a_line(explore: str, epsilon
     with pytest.warns(Upgraded, match=f"^recipe of an older layout: explore.{said} became explore.epsilon$"):
         recipe = Recipe.from_toml(f"{OLD}[explore]\n{explore}\n")
     assert recipe.explore.epsilon == epsilon
+
+
+def test_a_command_says_what_was_renamed_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_two(words: list[str]) -> int:
+        for over in (40, 41):
+            Recipe.from_toml(f"{OLD}[explore]\ndecay_steps = {over}\n")
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "compare", read_two)
+    with pytest.raises(SystemExit):
+        cli.main(["compare"])
+    assert capsys.readouterr().err == (
+        "steadyq: recipe of an older layout: explore.decay_steps became explore.epsilon\n"
+    )
 
 
 def test_fields_that_an_older_layout_kept_without_having_them_are_dropped() -> None:

@@ -15,7 +15,7 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.device.capture import Captured, to_device
-from steadyq.device.kernels import launch, trunk
+from steadyq.device.kernels import adam, launch
 from steadyq.device.kernels.convolution import conv_reference
 from steadyq.device.kernels.tiles import Config
 from steadyq.device.streams import Beside
@@ -96,6 +96,83 @@ def test_captured_updates_equal_ordinary_ones(precision: str, tmp_path: Path, mo
     for name, p in captured.learner.online.items():
         torch.testing.assert_close(p, ordinary.learner.online[name], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
+
+
+VARIED: dict[str, dict[str, Any]] = {
+    "scheduled": {
+        "replay.n_step": "5 -> 1 exponential 60 updates",
+        "optim.gamma": "0.9 -> 0.99 exponential 60 updates",
+        "optim.rate": "0.001 -> 0.0001 linear 60 updates",
+        "optim.decay": 0.1,
+        "regulation.trigger": "periodic",
+        "regulation.period": 80,
+        "regulation.intervention": "shrink_perturb",
+        "regulation.target": "own",
+    },
+    "some learn, augmented": {"ensemble.learn": "some", "replay.shift": 4, "replay.intensity": 0.05},
+    "maxmin, one learns": {
+        "operator.kind": "maxmin",
+        "operator.exchange": "none",
+        "operator.forbid": "none",
+        "ensemble.learn": "one",
+        "ensemble.act": "minimum",
+    },
+    "categorical": {"estimator.kind": "categorical"},
+    "recycled": {"regulation.trigger": "dormant", "regulation.intervention": "recycle", "regulation.dormant": 0.5},
+    "one member a game": {"ensemble.act": "member"},
+}
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_captured_updates_of_every_axis_equal_ordinary_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes from update to update reaches the graph: schedules, who learns, shifts, resets of single units."""
+    recipe = atari(**{"compute.precision": "fp32"}).override(VARIED[name])
+    captured = started(recipe, tmp_path / "captured")
+    while captured.step_count < 200:
+        captured.step()
+    assert captured.learning.captured.graph is not None
+    monkeypatch.setattr(Captured, "warm_calls", 10**9)
+    ordinary = started(recipe, tmp_path / "ordinary")
+    while ordinary.step_count < 200:
+        ordinary.step()
+    assert ordinary.learning.captured.graph is None
+    assert captured.resets == ordinary.resets
+    assert captured.resets > 0 or name not in ("scheduled", "recycled")
+    for key, p in captured.learner.online.items():
+        torch.testing.assert_close(p, ordinary.learner.online[key], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(captured.learner.adam.step[key], ordinary.learner.adam.step[key])
+    torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+@pytest.mark.parametrize("active", [None, [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+def test_the_compiled_optimizer_pass_equals_its_plain_text(active: list[float] | None, own_steps: bool) -> None:
+    """With members at rest, decay of the first tensor alone, and steps counted by tensor or by parameter."""
+    size, noise = 4 * adam.BLOCK, torch.Generator(CUDA).manual_seed(0)
+
+    def state() -> dict[str, torch.Tensor]:
+        noise.manual_seed(0)
+        names = ("param", "mean", "grad", "target")
+        found = {name: torch.randn(3, size, device=CUDA, generator=noise) for name in names}
+        low = {name: torch.zeros(3, size, device=CUDA, dtype=torch.bfloat16) for name in ("shadow", "target_shadow")}
+        square, scale = (torch.rand(3, count, device=CUDA, generator=noise) for count in (size, 1))
+        return {**found, **low, "square": square, "scale": scale.flatten(), "lr": torch.tensor(0.01, device=CUDA)}
+
+    step = torch.randint(1, 9, (3, size if own_steps else 2), device=CUDA, generator=noise).float()
+    extra: dict[str, Any] = {
+        "step": step,
+        "segment": torch.tensor([0, 0, 1, 1], dtype=torch.int32, device=CUDA),
+        "decay": torch.tensor([0.3, 0.0], device=CUDA),
+        "active": None if active is None else torch.tensor(active, device=CUDA),
+    }
+    mine, plain = state(), state()
+    adam.adam_(**mine, **extra)
+    adam.adam_reference_(**plain, **extra)
+    for name, tensor in mine.items():
+        exact = tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, plain[name], rtol=2e-6 if exact else 1e-2, atol=1e-6 if exact else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
