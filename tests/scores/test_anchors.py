@@ -1,0 +1,62 @@
+"""Published agents beside a sweep: their files are complete, and give the aggregates that were computed elsewhere."""
+
+import numpy as np
+import pytest
+
+from steadyq.scores import statistics
+from steadyq.scores.anchors import anchors
+from steadyq.scores.published import atari100k, procgen, published_rows
+
+# Mean, median, IQM over game means, games above human: computed from the sources by another program.
+AGGREGATES = {
+    "bbf_rr2": (2.1752, 0.7545, 1.0380, 11),
+    "bbf_rr2_without_spr": (1.7372, 0.7114, 0.9248, 9),
+    "bbf_rr8": (2.2380, 0.8799, 1.1319, 12),
+    "sac_bbf": (2.3455, 0.9025, 1.2902, 13),
+    "efficientzero_v2": (2.6797, 1.2347, 1.3047, 15),
+    "sr_spr": (1.2715, 0.6845, 0.6996, 9),
+    "dreamerv3": (1.2453, 0.4799, 0.5406, 7),
+    "spr": (0.6158, 0.3956, 0.4147, 6),
+    "drq_eps": (0.4647, 0.3129, 0.3209, 3),
+    "ours": (1.799, 1.045, 1.204, 14),
+}
+
+
+@pytest.mark.parametrize("column", AGGREGATES)
+def test_game_means_give_the_aggregates(column: str) -> None:
+    board = atari100k()
+    values = anchors(board)[column].normalised(board, board.games)
+    mean, median, iqm, above = AGGREGATES[column]
+    near = 5e-4 if column == "ours" else 1e-4  # the paper prints one decimal of a score, files at least four digits
+    assert values.mean() == pytest.approx(mean, abs=near)
+    assert np.median(values) == pytest.approx(median, abs=near)
+    assert float(statistics.trimmed_mean(values)) == pytest.approx(iqm, abs=near)
+    assert (values > 1).sum() == above
+
+
+def test_every_agent_has_all_games_and_a_source() -> None:
+    board, found = atari100k(), anchors(atari100k())
+    assert set(found) == set(AGGREGATES)
+    assert {row["game"] for row in published_rows("anchors")} == set(board.games)
+    assert set(published_rows("anchors")[0]) == {"game", *found} - {"ours"}
+    for anchor in found.values():
+        assert set(anchor.scores) == set(board.games)
+        assert anchor.source
+        assert anchor.basis in ("per-seed file", "published means")
+        assert (anchor.gpu_minutes is not None) == bool(anchor.gpu) == bool(anchor.gpu_time)
+        if anchor.basis == "per-seed file":
+            assert anchor.seeds
+            assert anchor.iqm_runs is not None
+        if anchor.iqm_interval is not None:
+            low, high = anchor.iqm_interval
+            assert anchor.iqm_runs is not None
+            assert low < anchor.iqm_runs < high
+    assert found["ours"].scores == board.scores["ours"]
+
+
+def test_a_benchmark_without_agents_of_its_own_has_its_columns() -> None:
+    found = anchors(procgen())
+    assert list(found) == ["ppo", "ours"]
+    board = procgen()
+    assert found["ppo"].normalised(board, board.games).tolist() == pytest.approx(board.normalised("ppo").tolist())
+    assert found["ppo"].normalised(board, board.games, clip=True).max() <= 1.0
