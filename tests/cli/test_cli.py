@@ -99,7 +99,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["paper", "layers", "--json"], "--json: layers is text; as JSON there are table1, "),
         (["doctor", "now"], "doctor takes no options"),
         (["train", "--nonsense", "1"], "unknown option --nonsense"),
-        (["train", "Blackjack-v1"], "Blackjack-v1"),
         (["train", "CartPole-v1", "--run", "/proc/run"], "cannot"),
         (
             ["evaluate", ATARI[0], "--json", "nowhere/scores.json"],
@@ -435,4 +434,4 @@ def test_a_recipe_of_an_older_layout_costs_one_line(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(ROOT / "results" / "minatar.tar.xz"), "--markdown"])
     renamed = "explore.start, explore.end, explore.decay_steps became explore.epsilon"
-    assert capsys.readouterr().err == f"note: recipe of an older layout: {renamed}\n"
+    assert capsys.readouterr().err == f"steadyq: recipe of an older layout: {renamed}\n"

@@ -15,7 +15,7 @@ from steadyq import RunFolder, presets
 from steadyq.bench.layers import layer_times
 from steadyq.bench.updates import Case, Rates, backends, update_of
 from steadyq.device.capture import Captured, to_device
-from steadyq.device.kernels import adam, launch
+from steadyq.device.kernels import adam, launch, trunk
 from steadyq.device.kernels.convolution import conv_reference
 from steadyq.device.kernels.tiles import Config
 from steadyq.device.streams import Beside

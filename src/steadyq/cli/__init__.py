@@ -92,14 +92,17 @@ def _dispatch(words: list[str]) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
+    notes: dict[str, None] = {}
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        notes[one_line(message)] = None
+
     with nullcontext() if command in IMPORTING else no_imports(), warnings.catch_warnings():
-        warnings.showwarning = _note
-        return COMMANDS[command](rest)
-
-
-def _note(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as one line, without the place in our own text that gave it."""
-    print(printable(f"note: {one_line(message)}"), file=sys.stderr)
+        warnings.showwarning = note
+        code = COMMANDS[command](rest)
+    for said in notes:  # a command that fails costs one line, its own
+        complain(said)
+    return code
 
 
 def _help() -> None:

@@ -189,7 +189,10 @@ _NUMBERS = (
     "evaluation_epsilon",
 )
 _COUNTS = ("steps", "frames", "updates", "games", "resets", "episodes", "random_episodes", "different_games", "seed")
-_TEXTS = ("command", "commit", "device", "form", "precision", "env", "preset", "scale", "protocol", "evaluated_networks")
+_TEXTS = (
+    *("command", "commit", "device", "form", "precision"),
+    *("env", "preset", "scale", "protocol", "evaluated_networks"),
+)
 _TABLES = ("versions", "hardware")
 
 
