@@ -106,6 +106,23 @@ def test_half_precision_accumulates_in_float32() -> None:
 
 
 @inside
+@pytest.mark.parametrize(("channels", "outputs"), [(4, 64), (3, 48), (32, 64), (64, 40)])
+def test_tiles_by_rule_for_high_images(channels: int, outputs: int) -> None:
+    """IMPALA's first layers, in half precision: their tiles are those of bf16."""
+    x, w, b, r = layer(1, 1, 22, channels, outputs, 3, 1, dtype=torch.float16)
+    kinds = {("forward", channels, outputs), ("input", outputs, channels), ("weight", channels, outputs)}
+    strips = {kind for kind, ins, outs in kinds if tiles.config_for(kind, 3, 1, 22, ins, outs, x.dtype).strip}
+    assert strips == ({"forward"} if channels < 16 else {"forward", "input", "weight"})
+    wide = [t.double().requires_grad_() for t in (x, w, b)]
+    want = conv_reference(*wide)
+    close(launch.run_forward(x, w, b, residual=r), want + r, 1e-3)
+    dx, dw, db = torch.autograd.grad(want, wide, r.double())
+    got = (launch.run_input_gradient(r, w, x.shape[2:4]), *launch.run_weight_gradient(x, r, 3, 1))
+    for mine, plain in zip(got, (dx, dw, db), strict=True):
+        close(mine, plain, 1e-3)
+
+
+@inside
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("rows", [2, 3])
 def test_strips_that_do_not_divide_the_image(rows: int, pair: bool) -> None:

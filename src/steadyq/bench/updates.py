@@ -18,7 +18,7 @@ from steadyq.device.capture import Captured
 from steadyq.device.kernels.loss import quantile_huber_reference
 from steadyq.envs.vector import EnvSpec
 from steadyq.monitor.watch import Watch
-from steadyq.nets import Ensemble, MinAtarNet, Network, ResNet
+from steadyq.nets import Ensemble, Impala, MinAtarNet, Network, ResNet
 from steadyq.nets.forms import Form, Stacked
 from steadyq.nets.layers import Conv
 from steadyq.recipe import MonitorSection
@@ -45,11 +45,12 @@ class Case:
     scale: int = 0  # of the ResNet; 0 is the MinAtar network
     capacity: int = 100_000
     atoms: int = ATOMS
+    width: int = 0  # of BBF's IMPALA encoder, in place of the ResNet
 
     @property
     def spec(self) -> EnvSpec:
         """Atari with all 18 actions, or MinAtar Breakout."""
-        if self.scale:
+        if self.scale or self.width:
             return _spec((1, 84, 84), "uint8", 255.0, stack=4, actions=18)
         return _spec((4, 10, 10), "float32", 1.0, stack=1, actions=6)
 
@@ -58,6 +59,10 @@ class Case:
         """One member."""
         spec, (channels, height, width) = self.spec, self.spec.observation_shape
         outputs, image = spec.num_actions * self.atoms, (channels, height, width)
+        if self.width:
+            return Impala(
+                image, outputs, self.width, atoms=self.atoms, dueling=True, renormalise=True, initial="xavier"
+            )
         return ResNet(image, outputs, self.scale) if self.scale else MinAtarNet(image, outputs)
 
     def ensemble(self, form: Form, dtype: torch.dtype = torch.float32) -> Ensemble:
@@ -197,7 +202,7 @@ def act_of(learner: Learner, case: Case) -> Callable[[], Any]:
     """Choose one action, from an observation on the device to a number on the host."""
     device, shape = learner.device, case.spec.observation_shape
     values = Captured(torch.no_grad()(lambda x: learner.values(learner.online_low, x).q.mean(0)), device)
-    x = torch.zeros(1, *shape, dtype=torch.uint8 if case.scale else torch.float32, device=device)
+    x = torch.zeros(1, *shape, dtype=getattr(torch, case.spec.frame_dtype), device=device)
     return lambda: values(x).argmax(-1).cpu()
 
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Launches of the member-batched convolutions: shapes, strides and grids of the kernels in `kernels.py`."""
+"""Launches of the member-batched convolutions: shapes, strides and grids of the kernels in `programs.py`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class Config:
-    """How one convolution is walked; see `kernels.py` for `tile` and `strip`."""
+    """How one convolution is walked; see `programs.py` for `tile` and `strip`."""
 
     strip: bool = False
     block_m: int = 128  # pixels (weight tile: rows of the weight)
@@ -66,17 +66,28 @@ def power(value: int, least: int = 16) -> int:
 
 
 def _default(kind: str, kernel: int, stride: int, height: int, channels: int, outputs: int) -> Config:
-    """A sound configuration for any layer."""
-    narrow = kernel == 3 and stride == 1 and channels <= 32 and outputs <= 32
+    """A sound configuration for any layer: what was measured for the nearest one."""
+    strips = kernel == 3 and stride == 1 and max(channels, outputs) <= 64
+    narrow = strips and max(channels, outputs) <= 32
+    high = strips and height > 21 and min(channels, outputs) >= 32  # as 64 -> 64 at 42
+    stem = strips and channels < 16 and outputs > 32  # as 4 -> 32 at 84, with as many numbers in a tile
     if kind == "weight":
         if narrow and channels >= 16:
             return Config(strip=True, pair=True, block_m=64, rows=84, warps=8, stages=3)
+        if high:
+            return Config(strip=True, block_m=64, warps=8)
+        if stem:
+            return Config(block_m=64, block_k=128, stages=2)
         block_m, block_n = min(power(kernel * kernel * channels), 128), min(power(outputs), 128)
         return Config(block_m=block_m, block_n=block_n, warps=8 if block_n == 128 else 4)
     if kind == "spread":  # four accumulators: narrow tiles keep two programs on a multiprocessor
         return Config(block_m=64, block_n=32, block_k=32, stages=2)
     if narrow:
         return Config(strip=True, pair=channels <= 16, block_m=64, rows=21, warps=4, stages=4 if channels >= 16 else 2)
+    if high:
+        return Config(strip=True, rows=14, warps=8)
+    if stem:
+        return Config(strip=True, pair=True, block_m=32, rows=21, stages=2)
     block_n = min(power(outputs), 256)
     return Config(block_n=block_n, block_k=min(power(channels), 64), warps=8 if block_n > 64 else 4)
 
