@@ -99,6 +99,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["paper", "layers", "--json"], "--json: layers is text; as JSON there are table1, "),
         (["doctor", "now"], "doctor takes no options"),
         (["train", "--nonsense", "1"], "unknown option --nonsense"),
+        (["train", "Pendulum-v1"], "Pendulum-v1 has actions Box"),
         (["train", "CartPole-v1", "--run", "/proc/run"], "cannot"),
         (
             ["evaluate", ATARI[0], "--json", "nowhere/scores.json"],
