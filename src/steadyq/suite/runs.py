@@ -179,7 +179,14 @@ def read_archive(archive: Path, pattern: str = "*") -> list[Run]:
         ]
 
 
-_NUMBERS = ("mean_return", "random_return", "training_return_10", "first_10_mean_return", "wall_seconds")
+_NUMBERS = (
+    "mean_return",
+    "random_return",
+    "training_return_10",
+    "first_10_mean_return",
+    "wall_seconds",
+    "evaluation_seconds",
+)
 _COUNTS = ("steps", "frames", "updates", "games", "resets", "episodes", "random_episodes", "different_games", "seed")
 _TEXTS = ("command", "commit", "device", "form", "precision", "env", "preset", "scale", "protocol")
 _TABLES = ("versions", "hardware")
