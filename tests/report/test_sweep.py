@@ -1,6 +1,7 @@
 """Reports of sweeps whose runs are made up: tables with known numbers, figures of every study."""
 
 import dataclasses
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from steadyq.errors import UserError
 from steadyq.report.curves import series
 from steadyq.report.plots import statement
 from steadyq.report.sweep import write_sweep_report
+from steadyq.scores import statistics
+from steadyq.scores.anchors import anchors
 from steadyq.scores.published import atari100k, procgen
 from steadyq.scores.tables import Table
 from steadyq.suite.runs import read
@@ -25,8 +28,8 @@ from steadyq.suite.tables import tables
 LAYERS = ["stem.0", "layer1.0", "head.1"]
 
 
-def make_up(study: Study, out: Path, score: Any, finished: Any = lambda run: True) -> Path:
-    """A sweep folder as if its runs had been trained; `score(run)` is a run's evaluation mean."""
+def make_up(study: Study, out: Path, score: Any, finished: Any = lambda run: True, more: Any = lambda run: {}) -> Path:
+    """A sweep folder as if its runs had been trained; `score(run)` is a run's evaluation mean, `more` other results."""
     out.mkdir()
     (out / "sweep.toml").write_text(study.to_toml())
     for run in study.runs():
@@ -52,7 +55,8 @@ def make_up(study: Study, out: Path, score: Any, finished: Any = lambda run: Tru
                 "returns": [value],
                 "steps": 500,
             }
-            (path / "result.json").write_text(json.dumps({**result, "random_episodes": 1, "wall_seconds": 1.0}))
+            result |= {"random_episodes": 1, "wall_seconds": 1.0, **more(run)}
+            (path / "result.json").write_text(json.dumps(result))
     return out
 
 
@@ -72,17 +76,35 @@ def atari(tmp_path: Path) -> Path:
 
 
 def test_the_papers_scores_give_the_papers_aggregates_beside_the_published(atari: Path) -> None:
-    aggregates, by_game = tables(read_sweep(atari))
+    aggregates, by_game, sources = tables(read_sweep(atari))
     assert column(aggregates, "mean")["steady"] == pytest.approx(1.799, abs=5e-4)
     assert column(aggregates, "median")["steady"] == pytest.approx(1.045, abs=5e-4)
     assert column(aggregates, "IQM games")["steady"] == pytest.approx(1.204, abs=5e-4)
     assert column(aggregates, "IQM slice")["steady"] == pytest.approx(1.070, abs=5e-4)
     assert column(aggregates, "above")["steady"] == 14
-    assert column(aggregates, "best")["steady"] == 10
+    assert column(aggregates, "best")["steady"] == column(aggregates, "best")["the paper's agent"]
     assert column(aggregates, "interval")["steady"] == "1.799 to 1.799"
-    assert len(aggregates.rows) == 1 + len(atari100k().scores)
+    assert column(aggregates, "interval  ")["steady"] == "1.204 to 1.204"
+    assert column(aggregates, "seeds") == {"steady": "2"} | {
+        each.name: each.seeds or None for each in anchors(atari100k()).values()
+    }
+    pooled, bbf = column(aggregates, "IQM runs x games"), "BBF RR2"
+    assert (pooled[bbf], column(aggregates, "interval ")[bbf]) == (0.9403, "0.867 to 1.009")
+    assert column(aggregates, "IQM games")[bbf] == pytest.approx(1.0380, abs=1e-4)
+    assert [name for name, value in pooled.items() if value is None] == [
+        "the paper's agent",
+        "EfficientZero V2",
+        "SR-SPR RR16",
+    ]
     assert "26 of 26 games" in aggregates.title
+    assert column(sources, "source")[bbf].endswith("scores/RR2_BBF.csv")
     assert len(by_game.rows) == 26
+    assert column(by_game, "BBF RR2 no SPR")["Atari/Breakout"] == 245.662
+    assert max(map(len, by_game.text(width=160).splitlines())) <= 160
+    text = by_game.text(width=160)
+    assert text.count("Atari/ChopperCommand") == 1  # one part, and no name is broken
+    assert "Too wide for this text, in the page and the JSON: " in text
+    assert "DrQ(eps)" in by_game.json()
     best = {str(row[0].value): [cell.best for cell in row].count(True) for row in by_game.rows}
     assert min(best.values()) >= 1
     assert "protocol atari-100k" in by_game.notes[-1]
@@ -91,19 +113,94 @@ def test_the_papers_scores_give_the_papers_aggregates_beside_the_published(atari
 
 def test_published_aggregates_use_the_sweeps_own_games(tmp_path: Path) -> None:
     study = find_study("ablation4").changed(seeds=1)
-    aggregates, _ = tables(read_sweep(make_up(study, tmp_path / "s", published("ours"))))
-    bbf = next(value for name, value in column(aggregates, "mean").items() if name.startswith("BBF"))
+    aggregates, *_ = tables(read_sweep(make_up(study, tmp_path / "s", published("ours"))))
     games = [env.partition("/")[2] for env in study.games]
-    expected = np.mean([atari100k().normalised("bbf")[atari100k().games.index(game)] for game in games])
-    assert bbf == pytest.approx(expected)
+    board = atari100k()
+    own = anchors(board)["bbf_rr2"].scores
+    expected = [(own[game] - board.low[game]) / (board.high[game] - board.low[game]) for game in games]
+    assert column(aggregates, "mean")["BBF RR2"] == pytest.approx(np.mean(expected))
+    assert column(aggregates, "IQM games")["BBF RR2"] == pytest.approx(np.mean(sorted(expected)[1:3]))
+    # Of four games no source gives it, and the one of 26 games must not stand in its place.
+    pooled = column(aggregates, "IQM runs x games")
+    assert pooled.pop("steady") is not None
+    assert set(pooled.values()) == {None}
     assert column(aggregates, "interval")["steady"] is None  # one seed has none
+
+
+def on_gpu(run: PlannedRun) -> dict[str, Any]:
+    minutes = {"Atari/Breakout": 8, "Atari/Pong": 10}[run.recipe.env] + run.recipe.seed
+    seconds = {"wall_seconds": 60.0 * minutes - 30, "evaluation_seconds": 30.0}
+    return {**seconds, "device": "cuda", "hardware": {"cpu": "C", "cores": 2, "gpu": "NVIDIA H200"}}
+
+
+@pytest.fixture
+def gpu_study() -> Study:
+    return find_study("atari100k").changed(preset="swift", seeds=2, games=["Atari/Breakout", "Atari/Pong"])
+
+
+def test_gpu_minutes_stand_beside_published_ones(tmp_path: Path, gpu_study: Study) -> None:
+    sweep = read_sweep(make_up(gpu_study, tmp_path / "s", lambda run: 14.6, more=on_gpu))
+    aggregates, costs, *_ = tables(sweep)
+    assert column(costs, "GPU-minutes")["swift"] == pytest.approx((8.5 + 10.5) / 2)
+    assert column(costs, "longest game")["swift"] == pytest.approx(10.5)
+    assert column(costs, "GPU")["swift"] == "NVIDIA H200"
+    assert (column(costs, "GPU-minutes")["BBF RR2"], column(costs, "GPU")["BBF RR2"]) == (75.0, "A100")
+    for name, minutes in (("swift", 9.5), ("BBF RR2", 75.0)):
+        expected = column(aggregates, "IQM games")[name] / minutes
+        assert column(costs, "IQM games a minute")[name] == pytest.approx(expected)
+    assert column(costs, "IQM runs x games a minute")["swift"] is not None
+    assert column(costs, "IQM runs x games a minute")["BBF RR2"] is None  # known of 26 games, not of these two
+    assert "SPR" not in column(costs, "GPU")
+    assert "upper bound" in costs.notes[0]
+    assert "Not known: the paper's agent, BBF RR2 no SPR, DreamerV3, SPR, DrQ(eps)." in costs.notes[0]
+
+
+@pytest.mark.parametrize("lacks", [{"hardware": {"gpu": None}}, {"device": "cpu"}, {"evaluation_seconds": None}])
+def test_no_gpu_minutes_without_a_gpu_or_its_seconds(tmp_path: Path, gpu_study: Study, lacks: dict[str, Any]) -> None:
+    out = make_up(
+        gpu_study,
+        tmp_path / "s",
+        lambda run: 14.6,
+        more=lambda run: on_gpu(run) | (lacks if run.recipe.env == "Atari/Pong" else {}),
+    )
+    assert all("GPU-minutes" not in table.title for table in tables(read_sweep(out)))
+
+
+def test_the_seeds_that_a_pooled_iqm_rests_on_are_named(tmp_path: Path, gpu_study: Study) -> None:
+    def finished(run: PlannedRun) -> bool:
+        return run.recipe.seed == 0 or run.recipe.env == "Atari/Pong"
+
+    out = make_up(gpu_study, tmp_path / "s", lambda run: 14.6 - run.recipe.seed, finished)
+    aggregates, *_ = tables(read_sweep(out))
+    assert column(aggregates, "seeds")["swift"] == "1 to 2"
+    assert "Seeds that all games have: swift: 0." in aggregates.notes[1]
+    board = atari100k()
+    first = np.array([(14.6 - board.low[game]) / (board.high[game] - board.low[game]) for game in ("Breakout", "Pong")])
+    assert column(aggregates, "IQM runs x games")["swift"] == pytest.approx(float(statistics.trimmed_mean(first)))
+
+
+def test_the_page_of_a_suite_has_every_published_agent(tmp_path: Path, gpu_study: Study) -> None:
+    out = make_up(gpu_study, tmp_path / "s", lambda run: 14.6, more=on_gpu)
+    found, files = write_sweep_report(out)
+    page = files[-1].read_text()
+    saved = json.loads((out / "report" / "tables.json").read_text())
+    by_game = next(table for table in saved if "by game" in table["title"])
+    for anchor in anchors(atari100k()).values():
+        assert anchor.name in by_game["columns"]
+        assert page.count(f">{html.escape(anchor.name)}</th>") >= 3  # a row of two tables and a column of one
+        assert anchor.source in page
+    assert page.count('class="results') == len(found) == 4
+    assert "331.1" in page  # BBF RR2 on Breakout
+    text = (out / "report" / "tables.txt").read_text()
+    assert max(map(len, text.splitlines())) <= 160
 
 
 def test_procgen_is_normalised_with_and_without_clipping(tmp_path: Path) -> None:
     out = make_up(find_study("procgen").changed(seeds=2), tmp_path / "s", published("procgen"))
-    plain, clipped, _ = tables(read_sweep(out))
+    plain, clipped, _, sources = tables(read_sweep(out))
     assert column(plain, "mean")["steady"] == pytest.approx(np.mean(procgen().normalised("ours")))
     assert column(clipped, "mean")["steady"] == pytest.approx(np.mean(procgen().normalised("ours", clip=True)))
+    assert [row[0].value for row in sources.rows] == ["PPO (Impala CNN)", "the paper's agent"]
 
 
 def test_variants_are_held_against_the_best_on_each_game(tmp_path: Path) -> None:

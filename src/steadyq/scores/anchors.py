@@ -52,7 +52,8 @@ def anchors(benchmark: Published) -> Mapping[str, Anchor]:
     found = {}
     for column, scores in benchmark.scores.items():
         own = benchmark.sources[column]
-        found[column] = Anchor(own.printed_name, "published means", own.source, scores, own.seeds, note=own.note)
+        name = own.printed_name if column != "ours" else "the paper's agent"  # `Ours` in a report of ours would be us
+        found[column] = Anchor(name, "published means", own.source, scores, own.seeds, note=own.note)
     return found
 
 

@@ -38,6 +38,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    optional: int = 0
+    """How many of the last columns a console too narrow for them leaves out, saying so; pages and JSON have them."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -63,8 +65,11 @@ class Table:
 def render(table: Table, console: Console) -> None:
     """Print a table; one too wide for the console is split, its first column repeated, so that no digit is cut."""
     console.print(Text(table.title, style="bold"))
-    for part in _fitting_parts(table, console):
+    parts = _fitting_parts(table, console)
+    for part in parts:
         console.print(_rich(table, part))
+    if left := [name.strip() for column, name in enumerate(table.columns) if all(column not in part for part in parts)]:
+        console.print(Text(f"Too wide for this text, in the page and the JSON: {', '.join(left)}."), soft_wrap=False)
     for note in table.notes:
         console.print(Text(note), soft_wrap=False)
 
@@ -72,17 +77,19 @@ def render(table: Table, console: Console) -> None:
 def _fitting_parts(table: Table, console: Console) -> list[list[int]]:
     parts: list[list[int]] = []
     for column in range(1, len(table.columns)):
-        if parts and _needs(table, [*parts[-1], column], console) <= console.width:
+        spare = column >= len(table.columns) - table.optional
+        if parts and _needs(table, [*parts[-1], column], console, unwrapped=spare) <= console.width:
             parts[-1].append(column)
-        else:
+        elif not parts or not spare:
             parts.append([0, column])
     return parts or [[0]]
 
 
-def _needs(table: Table, part: list[int], console: Console) -> int:
+def _needs(table: Table, part: list[int], console: Console, unwrapped: bool = False) -> int:
     # Asked of an unbounded console, because rich never reports a need beyond the width it is given.
     options = console.options.update(width=10_000)
-    return Measurement.get(console, options, _rich(table, part)).minimum
+    needs = Measurement.get(console, options, _rich(table, part))
+    return needs.maximum if unwrapped else needs.minimum
 
 
 def _rich(table: Table, part: list[int]) -> RichTable:

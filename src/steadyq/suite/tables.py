@@ -1,7 +1,7 @@
 """Every table that a page, a sweep's report or `steadyq compare` shows.
 
 Scores are evaluation means of finished runs, one number per seed; every interval resamples seeds (`scores.statistics`).
-Published columns are computed on the games of the sweep alone, so that both sides of a comparison play the same.
+Published agents are computed on the games of the sweep alone, so that both sides of a comparison play the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyq.scores import statistics
+from steadyq.scores.anchors import Anchor, anchors
 from steadyq.scores.published import Published, Scores
 from steadyq.scores.statistics import Interval, mean_interval
 from steadyq.scores.tables import Cell, Table, Value
@@ -24,6 +25,7 @@ from steadyq.suite.comparing import (
     top_of,
     without_backend,
 )
+from steadyq.suite.runs import Run
 from steadyq.suite.sweep import Sweep, state
 from steadyq.suite.variants import Cell as VariantRuns
 from steadyq.suite.variants import Comparison, exceptions
@@ -64,47 +66,48 @@ def times_random(score: float, baseline: float) -> float | None:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """Every table of a sweep: aggregates beside published ones where there are any, variants, scores by game."""
-    found = []
+    """Every table of a sweep: aggregates and cost beside published ones where there are any, variants, scores by game.
+
+    The last says where published numbers come from, so that a page or file stands by itself.
+    """
     benchmark = benchmark_of(sweep.complete)
+    found = []
     if benchmark is not None:
         for name, change in normalisations(benchmark):
             found.append(_aggregates(sweep, benchmark, name, change))
+        found += _costs(sweep, benchmark)
     if len(sweep.study.labels) > 1 and (best := best_means(sweep)):
         found.append(_variants(sweep, best))
-    return [*found, _by_game(sweep, benchmark)]
+    found.append(_by_game(sweep, benchmark))
+    return [*found, _sources(sweep, benchmark)] if benchmark is not None else found
+
+
+def _own(sweep: Sweep, label: str, change: Callable[[Scores], Scores]) -> tuple[Scores, Scores | None]:
+    """A variant's normalised scores of the finished games, and those of the seeds that all of these have."""
+    raw = sweep.scores(label, sweep.complete)
+    assert raw is not None
+    scores = change(without_backend(raw))
+    return scores, scores.balanced() if _shared_seeds(scores) else None
 
 
 def _aggregates(
     sweep: Sweep, benchmark: Published, name: str, change: Callable[[Scores], Scores], level: float = 0.95
 ) -> Table:
-    """Ours and the published algorithms over the same games."""
-    games, clip = sweep.complete, "clipped" in name
-    columns = (
-        "algorithm",
-        "seeds",
-        "above",
-        "best",
-        "mean",
-        "interval",
-        "median",
-        "IQM runs x games",
-        "interval ",
-        "IQM games",
-        "IQM slice",
-    )
+    """Ours and the published agents over the same games."""
+    games, clip = _games(sweep, benchmark), "clipped" in name
     rows: list[list[Value]] = []
     by_game: list[NDArray[np.float64]] = []
+    fewer = []
     for label in sweep.study.labels:
-        raw = sweep.scores(label, games)
-        assert raw is not None
-        scores = change(without_backend(raw))
-        pooled = scores.balanced() if _shared_seeds(scores) else None
-        seeds = sorted({len(scores.seeds(game)) for game in scores.games})
+        scores, pooled = _own(sweep, label, change)
+        counts = sorted({len(scores.seeds(game)) for game in scores.games})
+        if pooled is not None and counts[-1] > len(pooled.seeds(pooled.games[0])):
+            fewer.append(f"{label}: {', '.join(map(str, pooled.seeds(pooled.games[0])))}")
         rows.append(
             [
                 label,
-                f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
+                "this sweep",
+                f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
                 int((scores.means() > 1.0).sum()),
                 None,
                 statistics.mean(scores),
@@ -113,37 +116,153 @@ def _aggregates(
                 statistics.iqm(pooled) if pooled else None,
                 _span(interval_of(pooled, statistics.iqm, level)) if pooled else None,
                 statistics.iqm_game_means(scores),
+                _span(interval_of(scores, statistics.iqm_game_means, level)),
                 statistics.iqm_slice(scores) if len(games) > 1 else None,
             ]
         )
         by_game.append(scores.means())
-    kept = [benchmark.game(env.partition("/")[2]) for env in games]
-    places = [benchmark.games.index(game) for game in kept]
-    for column in benchmark.scores:
-        values = benchmark.normalised(column, clip)[places]
-        source = benchmark.sources[column]
-        middle, trimmed = float(np.median(values)), float(statistics.trimmed_mean(values))
-        shown = f"{source.printed_name} (published)"
-        sliced = float(statistics.slice_mean(values)) if len(games) > 1 else None
-        above = int((values > 1).sum())
-        rows.append([shown, source.seeds, above, None, float(values.mean()), None, middle, None, None, trimmed, sliced])
+    for anchor in anchors(benchmark).values():
+        values = anchor.normalised(benchmark, games, clip)
+        whole = len(games) == len(benchmark.games)
+        rows.append(
+            [
+                anchor.name,
+                anchor.basis,
+                anchor.seeds or None,
+                int((values > 1.0).sum()),
+                None,
+                float(values.mean()),
+                None,
+                float(np.median(values)),
+                anchor.iqm_runs if whole else None,
+                _span(anchor.iqm_interval) if whole else None,
+                float(statistics.trimmed_mean(values)),
+                None,
+                float(statistics.slice_mean(values)) if len(games) > 1 else None,
+            ]
+        )
         by_game.append(values)
     most = np.max(by_game, axis=0)
     for row, values in zip(rows, by_game, strict=True):
-        row[3] = int((values == most).sum())
+        row[4] = int((values == most).sum())
+    pools = f" Seeds that all games have: {'; '.join(fewer)}." if fewer else ""
     return Table(
         title=f"{sweep.study.title}: {name}, {len(games)} of {len(benchmark.games)} games of {benchmark.benchmark}",
-        columns=columns,
-        rows=_mark(rows, (2, 3, 4, 6, 7, 9, 10)),
+        columns=(
+            "agent",
+            "basis",
+            "seeds",
+            "above",
+            "best",
+            "mean",
+            "interval",
+            "median",
+            "IQM runs x games",
+            "interval ",
+            "IQM games",
+            "interval  ",
+            "IQM slice",
+        ),
+        rows=_mark(rows, (3, 4, 5, 7, 8, 10, 12)),
         notes=(
             f"* highest of its column. Above: games whose mean exceeds 1 ({top_of(benchmark)}). Best: games on which "
-            "no row is higher. IQM slice: mean of sorted[n/4:3n/4] of the game means, the paper's IQM of its own row. "
-            "Intervals: 95 % bootstrap over seeds within games; a dash where a game has one seed. Published rows: "
-            "per-game means as printed, on the same games; they have other protocols and seeds, see `steadyq paper "
-            "sources`.",
+            "no row is higher. Seeds: of each game, a dash where the source does not say.",
+            "Three IQMs, to be compared within their column alone. IQM runs x games: mean of the middle half of all "
+            f"runs of the seeds that every game has.{pools} It needs every seed's score: published agents have it "
+            "where their source gives it, of all games together. IQM games: the same of the game means; with one seed "
+            "both are one number, with more IQM games tends to be higher. IQM slice: mean of sorted[n/4:3n/4] of the "
+            "game means, the paper's IQM of its own row.",
+            "Intervals: 95 % bootstrap over seeds within games; a dash where a game has one seed or the source gives "
+            "means alone. Published agents are on the same games, with other protocols and seeds.",
             state(sweep),
         ),
     )
+
+
+def gpu_minutes(run: Run) -> float | None:
+    """Minutes that a finished run held its GPU, training and evaluation; None if it had none or does not say."""
+    result = run.result or {}
+    seconds = [result.get(name) for name in ("wall_seconds", "evaluation_seconds")]
+    on_gpu = (result.get("hardware") or {}).get("gpu") and result.get("device") != "cpu"
+    return sum(float(each) for each in seconds if each is not None) / 60 if on_gpu and None not in seconds else None
+
+
+def _costs(sweep: Sweep, benchmark: Published) -> list[Table]:
+    """GPU-minutes a game and score per GPU-minute beside published ones; none unless a variant ran on GPUs alone."""
+    (_, change), *_ = normalisations(benchmark)
+    games = _games(sweep, benchmark)
+    whole = len(games) == len(benchmark.games)
+    rows: list[tuple[Cell, ...]] = []
+    for label in sweep.study.labels:
+        runs = [[run for run in sweep.cells[env][label] if run.result] for env in sweep.complete]
+        minutes = [[spent for run in own if (spent := gpu_minutes(run)) is not None] for own in runs]
+        if any(len(spent) < len(own) for spent, own in zip(minutes, runs, strict=True)):
+            continue
+        by_game = [float(np.mean(spent)) for spent in minutes]
+        gpus = dict.fromkeys(str(run.result["hardware"]["gpu"]) for own in runs for run in own if run.result)
+        scores, pooled = _own(sweep, label, change)
+        iqm = statistics.iqm(pooled) if pooled else None
+        spent = float(np.mean(by_game))
+        rows.append(
+            _cost(label, ", ".join(gpus), spent, max(by_game), iqm, statistics.iqm_game_means(scores), "measured")
+        )
+    if not rows:
+        return []
+    for anchor in anchors(benchmark).values():
+        if anchor.gpu_minutes is not None:
+            means = float(statistics.trimmed_mean(anchor.normalised(benchmark, games)))
+            iqm = anchor.iqm_runs if whole else None
+            rows.append(_cost(anchor.name, anchor.gpu, anchor.gpu_minutes, None, iqm, means, anchor.gpu_time))
+    unknown = [anchor.name for anchor in anchors(benchmark).values() if anchor.gpu_minutes is None]
+    return [
+        Table(
+            title=f"{sweep.study.title}: GPU-minutes of one game and seed",
+            columns=(
+                "agent",
+                "GPU",
+                "GPU-minutes",
+                "longest game",
+                "IQM runs x games a minute",
+                "IQM games a minute",
+                "where from",
+            ),
+            rows=tuple(rows),
+            notes=(
+                "Ours: training and evaluation as each run measured them, mean over games, without the start of its "
+                "process. A run that shares its GPU with others waits for them, so its minutes are an upper bound of "
+                "what it needs alone. Agents ran on different GPUs: minutes of one are not those of another. A dash: "
+                "that IQM is not known of these games." + (f" Not known: {', '.join(unknown)}." if unknown else ""),
+            ),
+        )
+    ]
+
+
+def _cost(
+    name: str, gpu: str, minutes: float, longest: float | None, runs: float | None, games: float, how: str
+) -> tuple[Cell, ...]:
+    per_minute = [Cell(None if iqm is None or not minutes else iqm / minutes, 4) for iqm in (runs, games)]
+    return (Cell(name), Cell(gpu), Cell(minutes, 1), Cell(longest, 1), *per_minute, Cell(how))
+
+
+def _sources(sweep: Sweep, benchmark: Published) -> Table:
+    """Where every published number of the other tables was read."""
+    return Table(
+        title=f"{sweep.study.title}: sources of published agents",
+        columns=("agent", "basis", "seeds", "source", "note"),
+        rows=tuple(
+            (Cell(each.name), Cell(each.basis), Cell(each.seeds or None), Cell(each.source), Cell(each.note or None))
+            for each in anchors(benchmark).values()
+        ),
+        notes=(
+            "Per-seed file: game means and both IQMs are computed from a public file with every seed's score. "
+            "Published means: one number a game, from which IQM runs x games cannot be computed.",
+        ),
+    )
+
+
+def _games(sweep: Sweep, benchmark: Published) -> list[str]:
+    """The finished games, as their benchmark names them."""
+    return [benchmark.game(env.partition("/")[2]) for env in sweep.complete]
 
 
 def _variants(sweep: Sweep, best: Mapping[str, float]) -> Table:
@@ -189,13 +308,15 @@ def _variants(sweep: Sweep, best: Mapping[str, float]) -> Table:
 
 
 def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
-    """Scores of every game, maxima marked; a suite stands beside all published columns, a study beside the paper's."""
+    """Scores of every game, maxima marked; a suite stands beside all published agents, a study beside the paper's."""
     labels = sweep.study.labels
     several = any(len(runs) > 1 for variants in sweep.cells.values() for runs in variants.values())
-    published = [] if benchmark is None else list(benchmark.scores) if len(labels) == 1 else ["ours"]
+    published: list[Anchor] = []
+    if benchmark is not None:
+        published = [each for column, each in anchors(benchmark).items() if len(labels) == 1 or column == "ours"]
     heads = [head for label in labels for head in ((label, f"{label}: interval") if several else (label,))]
-    names = [f"{benchmark.sources[column].printed_name} (published)" for column in published] if benchmark else []
-    ends = ["high"] if benchmark else []
+    names = [each.name for each in published]
+    ends = ["human" if benchmark.benchmark == "atari100k" else "high"] if benchmark else []
     rows = []
     for env, variants in sweep.cells.items():
         game = env.partition("/")[2]
@@ -208,7 +329,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         for label in labels:
             scores = [float(run.result["mean_return"]) for run in variants.get(label, ()) if run.result]
             means.append(float(np.mean(scores)) if scores else None)
-        theirs = [benchmark.scores[column][game] if benchmark and known else None for column in published]
+        theirs = [each.scores[game] if known else None for each in published]
         top = max((value for value in (*means, *theirs) if value is not None), default=None)
         for label, mean in zip(labels, means, strict=True):
             cells.append(Cell(mean, 2, best=mean is not None and mean == top))
@@ -223,9 +344,12 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         rows=tuple(rows),
         notes=(
             "* highest of its row. Mean over seeds of each seed's mean over full games without exploration; random: a "
-            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds." + exceptions(sweep.runs),
+            "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds."
+            + (f" Published: {', '.join(names)}." if names else "")
+            + exceptions(sweep.runs),
             state(sweep),
         ),
+        optional=max(0, len(names) - 1),
     )
 
 
@@ -233,8 +357,11 @@ def _shared_seeds(scores: Scores) -> bool:
     return bool(set.intersection(*(set(scores.seeds(game)) for game in scores.games)))
 
 
-def _span(interval: Interval | None, digits: int = 3) -> str | None:
-    return None if interval is None else f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
+def _span(interval: Interval | tuple[float, float] | None, digits: int = 3) -> str | None:
+    if interval is None:
+        return None
+    low, high = (interval.low, interval.high) if isinstance(interval, Interval) else interval
+    return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
 def _mark(rows: Sequence[Sequence[Value]], columns: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
