@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from steadyq.errors import UserError
 
@@ -125,13 +125,26 @@ def _text(value: Any, row: Row) -> bool:
 
 _REAL = frozenset((float, type(None)))
 
-_EVENTS: dict[str, tuple[tuple[str, Callable[[Any, Row], bool], str], ...]] = {
-    "game": (("score", _number, "number"),),
-    "reset": (("layer", _text, "text"),),
-    "diverged": (("message", _text, "text"),),
+
+class _Field(NamedTuple):
+    """A field of an event, what fits it, and whether every event of the kind has it."""
+
+    name: str
+    fits: Callable[[Any, Row], bool]
+    word: str
+    needed: bool = True
+
+
+_EVENTS: dict[str, tuple[_Field, ...]] = {
+    "game": (_Field("score", _number, "number"),),
+    "diverged": (_Field("message", _text, "text"),),
     "spikes": (
-        ("layers", _names, "list of names"),
-        ("ratios", _ratios, "list of one number for each layer, for each member"),
+        _Field("layers", _names, "list of names"),
+        _Field("ratios", _ratios, "list of one number for each layer, for each member"),
+    ),
+    "reset": (
+        *(_Field(name, _text, "text", needed=False) for name in ("layer", "scope", "kind", "trigger")),
+        _Field("strength", lambda value, row: is_number(value), "number", needed=False),
     ),
 }
 """What readers take from an event of each kind; of other kinds they take nothing."""
@@ -141,9 +154,9 @@ def _events(row: Row) -> tuple[str, str] | None:
     kind = row.get("event")
     if not isinstance(kind, str):
         return "event", "text"
-    for name, fits, word in _EVENTS.get(kind, ()):
-        if name not in row or not fits(row[name], row):
-            return name, word
+    for field in _EVENTS.get(kind, ()):
+        if not field.fits(row[field.name], row) if field.name in row else field.needed:
+            return field.name, field.word
     return None
 
 

@@ -138,10 +138,13 @@ def _alike(found: Iterable[Row]) -> Iterator[tuple[dict[str, int], list[tuple[An
 
 
 class Reset(NamedTuple):
-    """A layer of one member that was reinitialised."""
+    """A layer of one member that was intervened on, or a group of layers of all members where that was planned."""
 
     step: int
     layer: str
+    kind: str = "reinitialise"
+    strength: float = 1.0
+    planned: bool = False
 
 
 class Spikes(NamedTuple):
@@ -167,6 +170,13 @@ class Events:
     """The events as they stand in the log."""
 
 
+def read_reset(row: Row) -> Reset:
+    """A reset event; older ones name a layer and nothing else."""
+    where = row.get("layer") or row.get("scope", "")
+    planned = row.get("trigger") == "periodic"
+    return Reset(int(row["step"]), where, row.get("kind", "reinitialise"), row.get("strength", 1.0), planned)
+
+
 def read_events(found: Iterable[Row]) -> Events:
     """Take what is shown out of the events."""
     last, games = 0, (array("d"), array("d"))
@@ -181,7 +191,7 @@ def read_events(found: Iterable[Row]) -> Events:
             case "spikes":
                 measured.setdefault(tuple(row["layers"]), _Measured()).add(row["step"], row["ratios"])
             case "reset":
-                resets.append(Reset(last, row["layer"]))
+                resets.append(read_reset(row))
             case "diverged":
                 diverged.append(row)
     spikes = tuple(each.spikes(layers) for layers, each in measured.items())
