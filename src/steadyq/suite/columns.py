@@ -102,9 +102,9 @@ def read_columns(file: Path, found: Iterable[Row]) -> Columns:
         try:
             numbers = np.array(values, float).reshape(len(values), len(names))
         except OverflowError:
-            large = [name for name, place in names.items() if any(_too_large(row[place]) for row in values)]
-            line = count + 1 + next(i for i, row in enumerate(values) if any(map(_too_large, row)))
-            raise UserError(f"{file} is damaged: line {line} has too large a number for {large[0]}") from None
+            line, row = next((i, row) for i, row in enumerate(values, count + 1) if any(map(_too_large, row)))
+            name = next(name for name, place in names.items() if _too_large(row[place]))
+            raise UserError(f"{file} is damaged: line {line} has too large a number for {name}") from None
         for name in names.keys() - columns.keys():
             columns[name] = array("d", [np.nan]) * count
         nothing = np.full(len(values), np.nan)
