@@ -151,7 +151,8 @@ def test_the_command_says_so_in_one_line(
     content = (run / name).read_text()
     assert old in content
     (run / name).write_text(content.replace(old, new, 1))
-    for words in (["report", str(run), "--out", str(tmp_path / "page.html")], ["compare", str(run)]):
+    out, figure = (str(tmp_path / file) for file in ("page.html", "figure.svg"))
+    for words in (["report", str(run), "--out", out], ["compare", str(run), "--figure", figure]):
         with pytest.raises(SystemExit) as stop:
             cli.main(words)
         error = capsys.readouterr().err
@@ -159,7 +160,7 @@ def test_the_command_says_so_in_one_line(
         assert error.startswith(f"steadyq: {run / name} is damaged: ")
         assert said in error
         assert error.count("\n") == 1
-    assert not (tmp_path / "page.html").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
 
 def poisoned(run: Path, out: Path) -> Path:

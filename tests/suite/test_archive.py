@@ -171,6 +171,6 @@ def test_damage_inside_is_named_by_the_archive(capsys: pytest.CaptureFixture[str
     with tarfile.open("runs.tar.gz", "w:gz") as packed:
         packed.add(stored("diagnose") / RATE, "one")
         member("one/metrics.jsonl", content=b'{"step": 1, "loss": "x"}\n')(packed)
-    assert command("compare", "runs.tar.gz") == 2
+    assert command("report", "runs.tar.gz") == 2
     said = "runs.tar.gz/one/metrics.jsonl is damaged: line 1 has 'x' for loss, which is no number"
     assert said in capsys.readouterr().err

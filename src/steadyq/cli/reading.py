@@ -195,7 +195,7 @@ def compare(words: list[str]) -> int:
 
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
-    comparison = group(read_runs(options.runs))
+    comparison = group(read_runs(options.runs, logs=options.figure is not None))
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
     if (options.columns or options.title) and not options.figure:

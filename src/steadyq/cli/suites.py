@@ -1,5 +1,6 @@
 """Commands for many runs, and for the paper's own tables."""
 
+import dataclasses
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +131,11 @@ def ppo(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class PaperOptions:
-    """Recompute a table of the paper: table1, table2, table5, table7, check, sources, layers or hyperparameters."""
+    """Recompute a table of the paper: table1, table2, table5, table7, check, sources, layers or hyperparameters.
+
+    The paper is "Understanding and Stabilizing Deep Q-Learning via Controlled Bootstrapping and Regulated Value
+    Dynamics" by Chen, Wang, Liu, Yang and Li; `cite` prints its BibTeX entry.
+    """
 
     what: Annotated[str, tyro.conf.Positional]
     """Which table; `check` lists every printed aggregate beside the recomputed one."""
@@ -142,12 +147,14 @@ def paper(words: list[str]) -> int:
     """Recompute the paper's tables and check its numbers: `steadyq paper check`."""
     options = parse(PaperOptions, words)
 
+    from steadyq.paper import BIBTEX, CITATION
     from steadyq.paper.settings import hyperparameters, layers
     from steadyq.paper.tables import TABLES
     from steadyq.presets import recipe_for
     from steadyq.scores.tables import render
 
     own: dict[str, Callable[[], Any]] = {
+        "cite": lambda: BIBTEX,
         "layers": lambda: layers(recipe_for("steady", "Atari/Alien", "paper")),
         "hyperparameters": lambda: Group(
             hyperparameters(recipe_for("steady", "Atari/Alien", "paper")),
@@ -158,8 +165,11 @@ def paper(words: list[str]) -> int:
         if options.json:
             raise UserError(f"--json: {options.what} is text; as JSON there are {', '.join(TABLES)}")
         OUT.print(own[options.what]())
+        if options.what != "cite":
+            OUT.print(f"Of {CITATION}")
     elif options.what in TABLES:
         table = TABLES[options.what]()
+        table = dataclasses.replace(table, notes=(*table.notes, f"Of {CITATION}"))
         if options.json:
             print(table.json())
         else:

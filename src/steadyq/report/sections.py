@@ -168,9 +168,7 @@ def _drawing(file: Path, words: str, shaded: bool) -> Markup:
     return tag(
         "figure",
         _scroll(tag("img", alt=words, src=f"data:image/svg+xml;base64,{content}"), label="Figure, scrolls sideways"),
-        tag(
-            "p", "The figure scrolls sideways; the charts below show the same on any screen.", class_="explains narrow"
-        ),
+        tag("p", "The figure scrolls sideways; the charts below fit the screen.", class_="explains narrow"),
         class_="card drawing" + " shaded" * shaded,
         id=f"drawing-{file.stem}",
     )

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from steadyq.errors import UserError
 from steadyq.run.files import open_plain
@@ -78,50 +78,88 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes, bool]]:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
+_NUMBERS = frozenset((float, int, bool, type(None)))
+
+
 def _metrics(row: Row) -> tuple[str, str] | None:
-    for name, value in row.items():
-        if type(value) is not float and value is not None and not (isinstance(value, int) and abs(value) < LARGEST):
-            return name, "number"
-    return None
+    if _NUMBERS.issuperset(map(type, row.values())):
+        return None
+    return next((name, "number") for name, value in row.items() if type(value) not in _NUMBERS)
 
 
-_DIAGNOSTICS = {"spike_layer": (str, "text"), "members": (dict, "table"), "layers": (dict, "table")}
+NOT_NUMBERS: dict[str, tuple[type, str]] = {
+    "spike_layer": (str, "text"),
+    "members": (dict, "table"),
+    "layers": (dict, "table"),
+}
+"""Columns of diagnostics.jsonl that hold something else."""
 
 
 def _diagnostics(row: Row) -> tuple[str, str] | None:
-    for name, (kind, word) in _DIAGNOSTICS.items():
+    for name, (kind, word) in NOT_NUMBERS.items():
         if name in row and not isinstance(row[name], kind):
             return name, word
-    return _metrics({name: value for name, value in row.items() if name not in _DIAGNOSTICS})
+    return _metrics({name: value for name, value in row.items() if name not in NOT_NUMBERS})
 
 
-def _names(value: Any) -> bool:
+def _names(value: Any, row: Row) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _ratio(value: Any) -> bool:
+def _ratios(value: Any, row: Row) -> bool:
+    if not isinstance(value, list) or not value or not all(isinstance(each, list) for each in value):
+        return False
+    width = len(row["layers"])
+    return all(
+        len(each) == width and ({*map(type, each)} <= _REAL or all(_number(ratio, row) for ratio in each))
+        for each in value
+    )
+
+
+def _number(value: Any, row: Row) -> bool:
     return value is None or is_number(value)
 
 
+def _text(value: Any, row: Row) -> bool:
+    return isinstance(value, str)
+
+
+_REAL = frozenset((float, type(None)))
+
+
+class _Field(NamedTuple):
+    """A field of an event, what fits it, and whether every event of the kind has it."""
+
+    name: str
+    fits: Callable[[Any, Row], bool]
+    word: str
+    needed: bool = True
+
+
+_EVENTS: dict[str, tuple[_Field, ...]] = {
+    "game": (_Field("score", _number, "number"),),
+    "diverged": (_Field("message", _text, "text"),),
+    "spikes": (
+        _Field("layers", _names, "list of names"),
+        _Field("ratios", _ratios, "list of one number for each layer, for each member"),
+    ),
+    "reset": (
+        *(_Field(name, _text, "text", needed=False) for name in ("layer", "scope", "kind", "trigger")),
+        _Field("strength", lambda value, row: is_number(value), "number", needed=False),
+    ),
+}
+"""What readers take from an event of each kind; of other kinds they take nothing."""
+
+
 def _events(row: Row) -> tuple[str, str] | None:
-    for name in ("event", "layer", "message", "kind", "trigger", "scope"):
-        if name in row and not isinstance(row[name], str):
-            return name, "text"
-    for name in ("score", "ratio", "strength"):
-        if not _ratio(row.get(name)):
-            return name, "number"
-    if "layers" in row and not _names(row["layers"]):
-        return "layers", "list of names"
-    if "ratios" in row:
-        width, table = len(row.get("layers", ())), row["ratios"]
-        lists = isinstance(table, list) and table and all(isinstance(each, list) for each in table)
-        if not lists or not all(len(each) == width and all(map(_ratio, each)) for each in table):
-            return "ratios", "list of one number for each layer, for each member"
-    needed = ("event", *_NEEDED.get(row.get("event", ""), ()))
-    return next(((name, "") for name in needed if name not in row), None)
+    kind = row.get("event")
+    if not isinstance(kind, str):
+        return "event", "text"
+    for field in _EVENTS.get(kind, ()):
+        if not field.fits(row[field.name], row) if field.name in row else field.needed:
+            return field.name, field.word
+    return None
 
-
-_NEEDED = {"spikes": ("layers", "ratios"), "diverged": ("message",), "game": ("score",)}
 
 _CHECKS: dict[Log, Callable[[Row], tuple[str, str] | None]] = {
     "metrics": _metrics,

@@ -3,10 +3,10 @@
 Logs can be larger than memory, and most of what they hold is text: a column keeps eight bytes for each number.
 """
 
-import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyq.errors import UserError
-from steadyq.run.logs import Row
+from steadyq.run.logs import LARGEST, NOT_NUMBERS, Row
 
 Array = NDArray[np.float64]
+
+AT_ONCE = 1000
+"""Rows that are held as they were read."""
 
 MOST_COLUMNS = 400
 """A log of ours has a tenth of them; one with more is no log."""
@@ -73,6 +76,14 @@ class _Row(Mapping[str, Any]):
         value = self.log.columns[name].item(self.at)
         return None if value != value else value
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value; written out because verdicts ask a hundred times a row."""
+        column = self.log.columns.get(name)
+        if column is None:
+            return self[name] if name == "step" else default
+        value = column.item(self.at)
+        return None if value != value else value
+
     def __iter__(self) -> Iterator[str]:
         yield "step"
         yield from self.log.columns
@@ -81,28 +92,49 @@ class _Row(Mapping[str, Any]):
         return 1 + len(self.log.columns)
 
 
-def read_columns(file: Path, found: Iterator[Row]) -> Columns:
+def read_columns(file: Path, found: Iterable[Row]) -> Columns:
     """Take the numbers out of rows; text and tables within rows are left behind."""
     columns: dict[str, array[float]] = {"step": array("d")}
-    for count, row in enumerate(found):
-        taken = 0
-        for name, value in row.items():
-            if value is None:
-                value = math.nan
-            elif type(value) is not float and type(value) is not int:
-                continue
-            if name not in columns:
-                if len(columns) > MOST_COLUMNS:
-                    raise UserError(f"{file} is damaged: line {count + 1} has more columns than a log has")
-                columns[name] = array("d", [math.nan]) * count
-            columns[name].append(value)
-            taken += 1
-        if taken < len(columns):
-            for values in columns.values():
-                if len(values) == count:
-                    values.append(math.nan)
-    arrays = {name: np.array(values) for name, values in columns.items()}
+    count = 0
+    for names, values in _alike(found):
+        if len(names.keys() | columns.keys()) > MOST_COLUMNS:
+            raise UserError(f"{file} is damaged: line {count + 1} has more columns than a log has")
+        try:
+            numbers = np.array(values, float).reshape(len(values), len(names))
+        except OverflowError:
+            line, row = next((i, row) for i, row in enumerate(values, count + 1) if any(map(_too_large, row)))
+            name = next(name for name, place in names.items() if _too_large(row[place]))
+            raise UserError(f"{file} is damaged: line {line} has too large a number for {name}") from None
+        for name in names.keys() - columns.keys():
+            columns[name] = array("d", [np.nan]) * count
+        nothing = np.full(len(values), np.nan)
+        for name, column in columns.items():
+            column.frombytes((numbers[:, names[name]] if name in names else nothing).tobytes())
+        count += len(values)
+    arrays = {name: np.array(column) for name, column in columns.items()}
     return Columns(arrays.pop("step"), arrays)
+
+
+def _too_large(value: Any) -> bool:
+    return type(value) is int and abs(value) >= LARGEST
+
+
+def _alike(found: Iterable[Row]) -> Iterator[tuple[dict[str, int], list[tuple[Any, ...]]]]:
+    """Rows with the same columns, some at a time: the place of each column of numbers, and the rows' values."""
+    last: tuple[str, ...] = ()
+    names, values = dict[str, int](), list[tuple[Any, ...]]()
+    take: Callable[[Row], tuple[Any, ...]] = tuple
+    for row in found:
+        keys = tuple(row)
+        if keys != last or len(values) == AT_ONCE:
+            if values:
+                yield names, values
+            kept = [name for name in keys if name not in NOT_NUMBERS]
+            names, values, last = {name: place for place, name in enumerate(kept)}, [], keys
+            take = itemgetter(*kept, kept[0])  # never a single one, which would come without its tuple
+        values.append(take(row)[:-1])
+    if values:
+        yield names, values
 
 
 class Reset(NamedTuple):
@@ -145,10 +177,10 @@ def read_reset(row: Row) -> Reset:
     return Reset(int(row["step"]), where, row.get("kind", "reinitialise"), row.get("strength", 1.0), planned)
 
 
-def read_events(found: Iterator[Row]) -> Events:
+def read_events(found: Iterable[Row]) -> Events:
     """Take what is shown out of the events."""
     last, games = 0, (array("d"), array("d"))
-    measured: dict[tuple[str, ...], tuple[array[float], array[float], array[float]]] = {}
+    measured: dict[tuple[str, ...], _Measured] = {}
     resets, diverged = list[Reset](), list[Row]()
     for row in found:
         last = int(row["step"])
@@ -157,18 +189,35 @@ def read_events(found: Iterator[Row]) -> Events:
                 games[0].append(row["step"])
                 games[1].append(row["score"])
             case "spikes":
-                layers = tuple(row["layers"])
-                ratios = np.array(row["ratios"], float)
-                steps, mean, top = measured.setdefault(layers, (array("d"), array("d"), array("d")))
-                steps.append(row["step"])
-                mean.extend(ratios.mean(0))
-                top.extend(np.fmax.reduce(ratios, axis=0))
+                measured.setdefault(tuple(row["layers"]), _Measured()).add(row["step"], row["ratios"])
             case "reset":
                 resets.append(read_reset(row))
             case "diverged":
                 diverged.append(row)
-    spikes = tuple(
-        Spikes(layers, np.array(steps), *(np.array(each).reshape(len(steps), -1) for each in (mean, top)))
-        for layers, (steps, mean, top) in measured.items()
-    )
+    spikes = tuple(each.spikes(layers) for layers, each in measured.items())
     return Events(last, (np.array(games[0]), np.array(games[1])), spikes, tuple(resets), tuple(diverged))
+
+
+class _Measured:
+    """Spike ratios of one set of layers while they are read: what is kept of them is made for many at a time."""
+
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self.waiting: list[list[list[float]]] = []
+        self.mean, self.top = list[Array](), list[Array]()
+
+    def add(self, step: float, ratios: list[list[float]]) -> None:
+        if self.waiting and (len(self.waiting) == AT_ONCE or len(self.waiting[0]) != len(ratios)):
+            self.take()
+        self.steps.append(step)
+        self.waiting.append(ratios)
+
+    def take(self) -> None:
+        table = np.array(self.waiting, float)  # [measurement, member, layer]
+        self.mean.append(table.mean(1))
+        self.top.append(np.fmax.reduce(table, axis=1))
+        self.waiting = []
+
+    def spikes(self, layers: tuple[str, ...]) -> Spikes:
+        self.take()
+        return Spikes(layers, np.array(self.steps), np.concatenate(self.mean), np.concatenate(self.top))

@@ -127,8 +127,11 @@ class Run:
         return judge(self.diagnostics, self.events.diverged, thresholds=thresholds, settings=settings)
 
 
-def read(path: Path | str) -> Run:
-    """Read a run folder, or that of another learner: it has a meta.json instead of a recipe."""
+def read(path: Path | str, logs: bool = True) -> Run:
+    """Read a run folder, or that of another learner: it has a meta.json instead of a recipe.
+
+    Without `logs` it takes no time, and says no more than recipe and result do.
+    """
     folder = RunFolder(path)
     meta = folder.meta
     recipe = folder.recipe if meta is None else _stand_in(meta, folder.path / "meta.json")
@@ -141,15 +144,15 @@ def read(path: Path | str) -> Run:
     return Run(
         Path(path),
         recipe,
-        read_columns(metrics, rows(metrics, "metrics")),
-        read_events(rows(events, "events")),
+        read_columns(metrics, rows(metrics, "metrics") if logs else ()),
+        read_events(rows(events, "events") if logs else ()),
         result,
-        read_columns(diagnostics, rows(diagnostics, "diagnostics")),
+        read_columns(diagnostics, rows(diagnostics, "diagnostics") if logs else ()),
         meta,
     )
 
 
-def read_runs(paths: Iterable[Path | str | Run]) -> list[Run]:
+def read_runs(paths: Iterable[Path | str | Run], logs: bool = True) -> list[Run]:
     """Read run folders, and what archives of them hold; the same one twice counts once, a run is taken as it is."""
     found: dict[Path, Run] = {}
     for each in paths:
@@ -157,13 +160,13 @@ def read_runs(paths: Iterable[Path | str | Run]) -> list[Run]:
         if isinstance(each, Run):
             found[path.resolve()] = each
         elif (inside := split(path)) is not None:
-            found |= {run.path.resolve(): run for run in read_archive(*inside)}
+            found |= {run.path.resolve(): run for run in read_archive(*inside, logs)}
         elif path.resolve() not in found:
-            found[path.resolve()] = read(path)
+            found[path.resolve()] = read(path, logs)
     return list(found.values())
 
 
-def read_archive(archive: Path, pattern: str = "*") -> list[Run]:
+def read_archive(archive: Path, pattern: str = "*", logs: bool = True) -> list[Run]:
     """Read the runs of an archive whose names are like the pattern."""
     with unpacked(archive) as place:
         folders = run_folders(place, pattern)
@@ -174,7 +177,7 @@ def read_archive(archive: Path, pattern: str = "*") -> list[Run]:
             more = " ..." * (len(known) > 3)
             raise UserError(f"{archive} has no run like {pattern}: it has {', '.join(known[:3])}{more}")
         return [
-            dataclasses.replace(read(folder), path=archive / folder.relative_to(place), archive=archive)
+            dataclasses.replace(read(folder, logs), path=archive / folder.relative_to(place), archive=archive)
             for folder in folders
         ]
 
