@@ -15,9 +15,10 @@ import pytest
 
 from steadyq import UserError, cli, presets
 from steadyq.cli.options import with_kinds
+from steadyq.fields import flatten, has
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
-from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, flatten, has, switches
+from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, switches
 from steadyq.schedule import Schedule
 
 BASE = presets.steady("CartPole-v1")

@@ -5,76 +5,38 @@ Values that cannot work raise `UserError` when the recipe is built, before anyth
 """
 
 import dataclasses
-import json
-import tomllib
-import types
 import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from steadyq.envs.protocol import Protocol
-from steadyq.errors import UserError, nearest, one_line, shown
+from steadyq.errors import UserError, nearest
+from steadyq.fields import (
+    MOST_GAMES,
+    Owners,
+    Scheduled,
+    coerce,
+    default_of,
+    flatten,
+    merge,
+    read_toml,
+    refuse_foreign,
+    toml,
+    within,
+    within_schedule,
+)
 from steadyq.schedule import Schedule
-
-T = TypeVar("T")
 
 LAYOUT = 3
 """Of a recipe's file; an older one is upgraded when it is read."""
 
-Scheduled = float | str
-"""A number, or a schedule's text: `10 -> 3 exponential 10000 updates` (see `schedule.py`)."""
-
-MOST = 10**15
-"""Of anything that is counted and has no limit of its own: more is a slip of the finger."""
-MOST_GAMES = 10**6
-
 
 class Upgraded(UserWarning):
     """A recipe of an older layout was read; the message says what was renamed."""
-
-
-def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Raise unless low <= value <= high."""
-    if high == float("inf") and value > MOST and isinstance(value, int):
-        raise UserError(f"{name} must be at most {MOST:.15g}, got {shown(value)}")
-    if not low <= value <= high:
-        span = f"at least {low:.15g}" if high == float("inf") else f"between {low:.15g} and {high:.15g}"
-        given = f"{value:.15g}" if abs(value) < 1e300 else shown(value)  # Python writes no larger integer as a float
-        raise UserError(f"{name} must be {span}, got {given}")
-
-
-def within_schedule(name: str, value: Scheduled, low: float, high: float = float("inf")) -> None:
-    """Raise unless the value is a schedule that stays within low and high."""
-    schedule = Schedule.of(value, name)
-    within(name, schedule.smallest, low, high)
-    within(name, schedule.largest, low, high)
-
-
-Owners = dict[str, tuple[str, tuple[str, ...]]]
-"""For a field that not every kind has: the switch that decides, and its values that have the field."""
-
-
-def has(section: Any, name: str) -> bool:
-    """Whether the section's kind has the field."""
-    switch, kinds = section.owners.get(name, ("", ()))
-    return not switch or getattr(section, switch) in kinds
-
-
-def refuse_foreign(section: Any, prefix: str) -> None:
-    """Raise if a field is set that the section's kind does not have: it would be ignored."""
-    for name, (switch, kinds) in section.owners.items():
-        value, chosen = getattr(section, name), getattr(section, switch)
-        if not has(section, name) and value != _default(section, name):
-            have = " and ".join(kinds)
-            raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} has it")
-
-
-def _default(section: Any, name: str) -> Any:
-    return next(f.default for f in dataclasses.fields(section) if f.name == name)
 
 
 @dataclass(frozen=True)
@@ -518,7 +480,7 @@ class Recipe:
                 nested.setdefault(section, {})[leaf] = value
             else:
                 nested[leaf] = value
-        return _merge(self, nested, "")
+        return merge(self, nested, "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries."""
@@ -546,7 +508,7 @@ class Recipe:
         elif layout != LAYOUT:
             raise UserError(f"a recipe of layout {layout!r} is not one of this version, which reads 1 to {LAYOUT}")
         blank = cls(env=str(table["env"]), protocol=_build_protocol(table["protocol"]))
-        return _merge(blank, table, "")
+        return merge(blank, table, "")
 
     def differences(self, other: "Recipe") -> list[str]:
         """Fields in which two runs differ, `name: mine != theirs`; where it computes does not count."""
@@ -568,27 +530,6 @@ def switches(recipe: Recipe) -> set[str]:
     }
 
 
-def read_toml(text: str, wrong: str) -> dict[str, Any]:
-    """The tables of a TOML text; what is none raises with the words that say what it should have been."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise UserError(f"{wrong}: tables within tables without end") from None
-    except ValueError as error:  # besides what TOML says: a whole number of thousands of digits
-        raise UserError(f"{wrong}: {one_line(error)}") from None
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 def _from_older_layout(table: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe as written before: in layout 1 epsilon had three fields, in 2 a network's kind kept others' fields."""
     new = {name: dict(value) if isinstance(value, Mapping) else value for name, value in table.items()}
@@ -602,7 +543,7 @@ def _from_older_layout(table: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given, dict):
             continue
         for leaf, (switch, kinds) in getattr(section, "owners", {}).items():
-            if leaf in given and given.get(switch, _default(section, switch)) not in kinds:
+            if leaf in given and given.get(switch, default_of(section, switch)) not in kinds:
                 del given[leaf]
     if said:
         warnings.warn(Upgraded(f"recipe of an older layout: {'; '.join(said)}"), stacklevel=2)
@@ -623,88 +564,3 @@ def _build_protocol(table: Any) -> Protocol:
     if "name" not in table:
         raise UserError("not a recipe: no 'name' in [protocol]")
     return Protocol(**{name: coerce(value, hints[name], f"protocol.{name}") for name, value in table.items()})
-
-
-def _merge(section: T, changes: Mapping[str, Any], prefix: str) -> T:
-    hints = typing.get_type_hints(type(section))
-    known = {f.name for f in dataclasses.fields(section)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise UserError(f"unknown option {prefix}{name}: {nearest(name, known)}")
-        current = getattr(section, name)
-        if dataclasses.is_dataclass(current):
-            if not isinstance(value, Mapping):
-                raise UserError(
-                    f"{prefix}{name} is a section: set one of its fields, such as {prefix}{name}."
-                    f"{dataclasses.fields(current)[0].name}"
-                )
-            values[name] = _merge(current, value, f"{prefix}{name}.")
-        else:
-            values[name] = coerce(value, hints[name], prefix + name)
-    for name, (switch, kinds) in getattr(section, "owners", {}).items():
-        if switch in values and values[switch] not in kinds and name not in values:
-            values[name] = _default(section, name)  # a new kind leaves behind what only the old one had
-    return dataclasses.replace(section, **values)  # type: ignore[type-var]
-
-
-def coerce(value: Any, kind: Any, name: str) -> Any:
-    """Return value as the field's type, from TOML, Python or command-line text; raise naming what would be right."""
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            # 'gpu' is no misspelt 'cpu', nor 'float32' a misspelt 'tf32'.
-            raise UserError(f"{name} cannot be {shown(value)}: {nearest(str(value), map(str, choices), cutoff=0.75)}")
-        return value
-    if origin is tuple:
-        parts = value.replace(",", " ").split() if isinstance(value, str) else value
-        inner = typing.get_args(kind)
-        if not isinstance(parts, list | tuple) or (inner[-1] is not Ellipsis and len(parts) != len(inner)):
-            count = "one or more" if inner[-1] is Ellipsis else len(inner)
-            raise UserError(f"{name} needs {count} whole numbers, got {shown(value)}")
-        return tuple(coerce(part, inner[0], name) for part in parts)
-    if kind == Scheduled:
-        return _scheduled(value, name)
-    if isinstance(kind, types.UnionType):
-        return value
-    try:
-        if kind is bool:
-            if isinstance(value, bool):
-                return value
-            return {"true": True, "false": False}[str(value).lower()]
-        if kind is int:
-            if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-                raise ValueError
-            return int(value.replace("_", "")) if isinstance(value, str) else int(value)
-        if kind is float:
-            if isinstance(value, bool):
-                raise ValueError
-            return float(value)
-    except (ValueError, TypeError, KeyError, OverflowError):
-        words = {bool: "true or false", int: "a whole number", float: "a number"}
-        raise UserError(f"{name} must be {words[kind]}, got {shown(value)}") from None
-    if not isinstance(value, str):
-        raise UserError(f"{name} must be text, got {shown(value)}")
-    return value
-
-
-def _scheduled(value: Any, name: str) -> float | int | str:
-    """A number as it is, a schedule's text in its one form."""
-    if isinstance(value, bool):
-        raise UserError(f"{name} must be a number or a schedule, got {value!r}")
-    schedule = Schedule.of(value, name)
-    if not schedule.constant:
-        return str(schedule)
-    return value if isinstance(value, int | float) else int(schedule.end) if value.isdigit() else schedule.end
-
-
-def toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return repr(value)

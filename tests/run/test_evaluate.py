@@ -178,3 +178,17 @@ def test_stored_random_scores_are_under_the_protocols_of_today() -> None:
     assert stored_games - set(envs.known()["MinAtar"]) <= {f"Atari/{game}" for game in atari100k().games}
     for row in published_rows("random"):
         assert stored(row["env"], envs.protocol_for(row["env"]).rules) is not None
+
+
+def test_epsilon_is_the_fields_on_atari_and_none_elsewhere_or_in_older_recipes() -> None:
+    evaluated = {
+        (env, scale): sq.presets.steady(env, scale).evaluation.epsilon
+        for env in ("Atari/Pong", "MinAtar/Breakout", "CartPole-v1")
+        for scale in ("small", "paper")
+    }
+    assert evaluated.pop(("Atari/Pong", "small")) == 0.001
+    assert set(evaluated.values()) == {0.0}
+    atari = sq.presets.dqn("Atari/Pong")
+    older = "\n".join(line for line in atari.to_toml().splitlines() if line != "epsilon = 0.001")
+    assert sq.Recipe.from_toml(older).evaluation.epsilon == 0.0
+    assert sq.Recipe.from_toml(atari.to_toml()) == atari

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from steadyq import envs
 from steadyq.device.cpu import prepare_process
 from steadyq.errors import UserError
-from steadyq.recipe import MOST_GAMES, within
+from steadyq.fields import MOST_GAMES, within
 from steadyq.run.evaluate import play_games, random_baseline, scored
 from steadyq.run.files import replace_text
 from steadyq.run.folder import RunFolder

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast, get_type_hints
 import tyro
 
 from steadyq.errors import SHOWN, UserError, one_line, shown
-from steadyq.recipe import Recipe, flatten, switches
+from steadyq.fields import flatten
+from steadyq.recipe import Recipe, switches
 
 T = TypeVar("T")
 

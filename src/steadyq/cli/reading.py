@@ -13,8 +13,8 @@ from rich.text import Text
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError, printable
+from steadyq.fields import within
 from steadyq.monitor.verdict import LEVELS, SAID, Thresholds
-from steadyq.recipe import within
 from steadyq.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -53,8 +53,8 @@ class SweepOptions:
 
 def sweep(words: list[str]) -> int:
     """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
+    from steadyq.fields import within
     from steadyq.presets import recipe_for
-    from steadyq.recipe import within
 
     words, settings = split_settings(words, recipe_for("steady", "MinAtar/Breakout"))
     options = parse(SweepOptions, words)

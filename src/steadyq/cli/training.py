@@ -139,7 +139,7 @@ def evaluate(words: list[str]) -> int:
     import numpy as np
 
     from steadyq.agent import load
-    from steadyq.recipe import MOST_GAMES, within
+    from steadyq.fields import MOST_GAMES, within
     from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
     from steadyq.run.folder import RunFolder
     from steadyq.run.progress import Terminal, games_said
@@ -225,7 +225,7 @@ def play(words: list[str]) -> int:
     """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
     options = parse(PlayOptions, words)
 
-    from steadyq.recipe import MOST_GAMES, within
+    from steadyq.fields import MOST_GAMES, within
     from steadyq.run.folder import RunFolder
     from steadyq.run.video import record_game
 
@@ -263,7 +263,7 @@ def demo(words: list[str]) -> int:
     options = parse(DemoOptions, words)
 
     from steadyq.cli.demonstration import run_demo
-    from steadyq.recipe import within
+    from steadyq.fields import within
     from steadyq.run.folder import RunFolder
 
     if options.steps is not None:

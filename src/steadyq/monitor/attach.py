@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from steadyq.errors import UserError
+from steadyq.fields import within
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.units import unit_scores, unit_sizes
-from steadyq.recipe import within
 from steadyq.run.files import append_row, replace_text
 from steadyq.value.estimators import Quantile, Scalar
 from steadyq.value.operators import take

@@ -5,7 +5,8 @@ from rich.table import Table
 
 from steadyq import envs
 from steadyq.build import ensemble_for
-from steadyq.recipe import Recipe, has
+from steadyq.fields import has
+from steadyq.recipe import Recipe
 from steadyq.schedule import Schedule
 
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from steadyq.errors import UserError, nearest
-from steadyq.recipe import Recipe, flatten
+from steadyq.fields import flatten
+from steadyq.recipe import Recipe
 from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
 from steadyq.run.files import IDENTITY, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 from steadyq.run.logs import rows

@@ -19,8 +19,9 @@ from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.envs import BadEnvironment, EnvSpec
 from steadyq.errors import UserError, one_line, out_of_memory
+from steadyq.fields import flatten
 from steadyq.monitor.verdict import Alarms
-from steadyq.recipe import Recipe, flatten
+from steadyq.recipe import Recipe
 from steadyq.run.evaluate import play_games, random_policy
 from steadyq.run.folder import RunFolder, default_path
 from steadyq.run.progress import Display

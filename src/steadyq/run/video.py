@@ -11,7 +11,7 @@ import numpy as np
 from steadyq import envs
 from steadyq.agent import load
 from steadyq.errors import UserError
-from steadyq.recipe import within
+from steadyq.fields import within
 from steadyq.run.evaluate import Game, greedy_policy, play_games
 from steadyq.run.folder import RunFolder
 

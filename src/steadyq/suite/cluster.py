@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from steadyq.errors import UserError
-from steadyq.recipe import Recipe, within
+from steadyq.fields import within
+from steadyq.recipe import Recipe
 from steadyq.run.digests import NO_VERIFY
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line

@@ -13,7 +13,7 @@ import torch
 
 from steadyq.build import wants_gpu
 from steadyq.errors import UserError
-from steadyq.recipe import within
+from steadyq.fields import within
 from steadyq.run.files import open_plain, refuse_links
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line

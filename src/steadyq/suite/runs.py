@@ -13,9 +13,10 @@ import numpy as np
 from steadyq import envs
 from steadyq.envs import Protocol
 from steadyq.errors import UserError
+from steadyq.fields import flatten
 from steadyq.monitor.verdict import Thresholds, Verdict, judge
 from steadyq.presets import recipe_for
-from steadyq.recipe import Recipe, flatten
+from steadyq.recipe import Recipe
 from steadyq.run.folder import RunFolder
 from steadyq.run.logs import is_number, rows, shown
 from steadyq.suite.archive import run_folders, split, unpacked

@@ -26,8 +26,9 @@ from typing import Any, Literal
 
 from steadyq import envs
 from steadyq.errors import UserError, nearest, shown
+from steadyq.fields import flatten, read_toml, toml, within
 from steadyq.presets import recipe_for
-from steadyq.recipe import Recipe, flatten, read_toml, toml, within
+from steadyq.recipe import Recipe
 from steadyq.run.files import read_text
 
 STUDY_FILE = "sweep.toml"

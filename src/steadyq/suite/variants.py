@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steadyq.errors import UserError
+from steadyq.fields import flatten
 from steadyq.presets import steady
-from steadyq.recipe import flatten
 from steadyq.suite.runs import Run
 
 

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from steadyq.errors import UserError
+from steadyq.fields import within
 from steadyq.monitor.attach import StabilityMonitor
-from steadyq.recipe import within
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
