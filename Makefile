@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := demo
 
-.PHONY: demo test lint types unit install develop clean
+.PHONY: demo test faults lint types unit install develop clean
 
 install: $(VENV)/installed
 
@@ -27,6 +27,9 @@ demo: $(VENV)/installed
 	@$(BIN)/steadyq demo --out $(DEMO)
 
 test: lint types unit
+
+faults: $(VENV)/developing
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 lint: $(VENV)/developing
 	$(BIN)/ruff check .

@@ -8,10 +8,19 @@ SHOWN = 60
 """Most characters of a wrong value that a message repeats."""
 LINE = 300
 """Most characters of somebody else's message."""
+MESSAGE = 1000
+"""Most characters of a message."""
 
 
 class UserError(Exception):
-    """A mistake in the input: the command line prints its message alone and exits with 2."""
+    """A mistake in the input: the command line prints its message alone and exits with 2.
+
+    Whatever the message repeats of the input, it is one line of text, and of one too long the beginning and the end.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = printable(" ".join(message.splitlines()))
+        super().__init__(line if len(line) <= MESSAGE else f"{line[: MESSAGE - 300]} ... {line[-300:]}")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

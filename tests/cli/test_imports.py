@@ -11,6 +11,8 @@ from steadyq import cli
 from steadyq.envs.modules import module_of, said_import
 from steadyq.errors import UserError
 
+pytestmark = pytest.mark.hostile
+
 MODULE = """
 from pathlib import Path
 import gymnasium

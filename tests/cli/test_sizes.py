@@ -10,6 +10,8 @@ from steadyq.run.writer import begin
 from steadyq.suite import cost
 from steadyq.suite.study import read_study
 
+pytestmark = pytest.mark.surroundings
+
 LONG = "9" * 5000
 DIGITS = "9" * 4000
 

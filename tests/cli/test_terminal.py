@@ -16,6 +16,8 @@ from steadyq.cli.terminal import check_file, write_file
 from steadyq.errors import UserError, printable, shown
 from steadyq.run.progress import SafeConsole, Terminal
 
+pytestmark = pytest.mark.hostile
+
 QUICK = ["--network.hidden", "8", "--ensemble.members", "2", "--estimator.quantiles", "3", "--replay.warmup", "40"]
 QUICK += ["--record.every", "20", "--monitor.every", "20", "--monitor.batch", "8", "--evaluation.episodes", "1"]
 QUICK += ["--evaluation.random-episodes", "1", "--record.no-tensorboard", "--steps", "80"]
@@ -47,6 +49,16 @@ def test_control_characters_are_spelt_out() -> None:
     assert harmless(shown(EVIL))
     assert len(shown("x" * 10_000)) < 100
     assert shown(10**5000) == "a number of thousands of digits"
+
+
+def test_a_mistake_is_one_line_whatever_it_repeats() -> None:
+    said = str(UserError("unknown option " + "x\n" * 5000 + EVIL + "did you mean --run?"))
+    assert harmless(said)
+    assert "\n" not in said
+    assert len(said) < 1100
+    assert said.startswith("unknown option x x")
+    assert said.endswith("did you mean --run?")
+    assert str(UserError("a  plain text")) == "a  plain text"
 
 
 def test_a_console_shows_what_it_is_given_and_keeps_its_own_colours() -> None:

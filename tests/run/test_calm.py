@@ -27,6 +27,8 @@ from steadyq.suite.plan import make_plan
 from steadyq.suite.study import read_study
 from steadyq.suite.worker import train_once
 
+pytestmark = pytest.mark.surroundings
+
 SMALL: dict[str, Any] = {"replay.warmup": 40, "network.hidden": (8,), "estimator.quantiles": 3, "ensemble.members": 2}
 SMALL |= {"record.every": 20, "record.checkpoint_every": 50, "evaluation.episodes": 1, "evaluation.random_episodes": 1}
 SMALL |= {"record.tensorboard": False, "monitor.every": 0, "compute.threads": 1}

@@ -24,6 +24,8 @@ from steadyq.run.loop import train
 from steadyq.run.writer import Checkpoint, Writer, begin
 from steadyq.suite.runs import read
 
+pytestmark = pytest.mark.hostile
+
 RECIPE = presets.dqn("CartPole-v1")
 
 
@@ -302,6 +304,19 @@ def test_only_the_newest_checkpoint_is_kept_and_a_half_written_one_is_no_checkpo
     writer = begin(folder, RECIPE)
     assert not torn.exists()
     writer.close()
+
+
+def test_what_a_kill_leaves_of_an_older_checkpoint_is_cleared_away(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with contextlib.closing(begin(folder, RECIPE)) as writer:
+        writer.save(checkpoint(2.0), 2)
+    torn = tmp_path / "checkpoints" / "0000000001"
+    torn.mkdir()
+    (torn / "online.safetensors").write_bytes(b"half")
+    with contextlib.closing(begin(folder, RECIPE)) as writer:
+        assert [path.name for path in folder.checkpoints()] == ["0000000002"]
+        assert writer.load() is not None
+        writer.finish({"mean_return": 1.0})
 
 
 class Killed(Exception):

@@ -4,12 +4,15 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadyq.presets import steady
 from steadyq.run.loop import Interrupted, train
 from steadyq.run.progress import Display
 from steadyq.run.step import Training
+
+pytestmark = pytest.mark.hostile
 
 SMALL = {"replay.warmup": 40, "network.hidden": (8,), "estimator.quantiles": 3, "ensemble.members": 2}
 SMALL |= {"record.every": 20, "record.checkpoint_every": 50, "evaluation.episodes": 1, "evaluation.random_episodes": 1}

@@ -18,6 +18,8 @@ from steadyq.suite.plan import make_plan
 from steadyq.suite.study import Study, read_study
 from steadyq.suite.worker import EXIT, START, isolated, receive, search_path, send
 
+pytestmark = pytest.mark.surroundings
+
 STUDY = """
 games = ["CartPole-v1"]
 seeds = 1

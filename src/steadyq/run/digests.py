@@ -100,23 +100,30 @@ def check_log(file: Path, wanted: Stamp, by: Path, *, grows: bool) -> None:
 
 def check_whole(file: Path, wanted: Stamp, by: Path) -> None:
     """Raise unless a file that is written once is what was stamped."""
+    if not os.path.lexists(file):
+        raise UserError(f"{file.parent} is damaged: it has no {file.name}; {OTHERWISE}")
     if stamp(file) != wanted:
         raise UserError(f"{file} has changed since {by} was written, or one of them is of another run; {OTHERWISE}")
 
 
-def check_part(file: Path, wanted: Stamp, marks: Mapping[str, str], by: Path) -> None:
+def mark(run: str, step: int) -> dict[str, str]:
+    """What a checkpoint's part says it is of, in one word: several would come in any order."""
+    return {"of": f"{run} {step}"}
+
+
+def check_part(file: Path, wanted: Stamp, run: str, step: int, by: Path) -> None:
     """Raise unless a checkpoint's part is what was stamped, naming the run or step it is of if it says so."""
-    if not file.exists():
+    if not os.path.lexists(file):
         raise UserError(f"{file.parent} is damaged: it has no {file.name}; {OTHERWISE}")
     if stamp(file) == wanted:
         return
     try:
         with safe_open(file, framework="pt") as opened:
-            said = opened.metadata() or {}
+            own, _, at = (opened.metadata() or {}).get("of", "").partition(" ")
     except (SafetensorError, OSError):
-        said = {}
-    if said.get("run", marks["run"]) != marks["run"]:
+        own, at = "", ""
+    if own and own != run:
         raise UserError(f"{file} is of another run than the rest of its checkpoint; {OTHERWISE}")
-    if said.get("step", marks["step"]) != marks["step"]:
-        raise UserError(f"{file} is of step {int(said['step']):,} of this run, not of its checkpoint's; {OTHERWISE}")
+    if at.isdecimal() and at != str(step):
+        raise UserError(f"{file} is of step {at} of this run, not of its checkpoint's {step}; {OTHERWISE}")
     raise UserError(f"{file} is damaged: it is not what {by} says was written; {OTHERWISE}")

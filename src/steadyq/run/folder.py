@@ -82,7 +82,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The evaluation at the end, if the run has finished."""
         file = self.path / "result.json"
-        return self._sealed(file) if file.is_file() else None
+        return self._sealed(file) if os.path.lexists(file) else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl."""
@@ -200,12 +200,11 @@ class RunFolder:
             return state
         files, folder = listed(state, file), f"checkpoints/{checkpoint.name}/"
         self._check_identity(files, file)
-        marks = {"run": run_mark(files), "step": str(int(checkpoint.name))}
         for name, wanted in files.items():
             part = name.removeprefix(folder).removesuffix(".safetensors")
             kept = part != "replay" or (self.path / name).exists()
             if name.startswith(folder) and part in (parts or (part,)) and kept:
-                check_part(self.path / name, wanted, marks, file)
+                check_part(self.path / name, wanted, run_mark(files), int(checkpoint.name), file)
         if (result := self.result) is not None:
             finished = self.path / "result.json"
             if (known := listed(result, finished).get(folder + file.name)) is not None:

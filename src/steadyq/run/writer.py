@@ -21,7 +21,7 @@ from torch import Tensor
 
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.run.digests import Running, Stamp, check_log, listed, sealed, stamp
+from steadyq.run.digests import Running, Stamp, check_log, listed, mark, sealed, stamp
 from steadyq.run.files import LOGS, UNFINISHED, append_row, open_plain, remove, replace_text, sync
 from steadyq.run.folder import RunFolder, read_tensors, run_mark
 
@@ -64,10 +64,10 @@ def _write(checkpoint: Checkpoint, final: Path, seen: Mapping[str, Stamp]) -> No
     folder, unfinished = final.parent, final.parent / "unfinished"
     remove(unfinished)
     unfinished.mkdir(parents=True)
-    marks, files = {"run": run_mark(seen), "step": str(int(final.name))}, dict(seen)
+    files = dict(seen)
     for name, group in checkpoint.tensors.items():
         file = unfinished / f"{name}.safetensors"
-        save_file(group, file, metadata=marks)
+        save_file(group, file, metadata=mark(run_mark(seen), int(final.name)))
         files[f"{folder.name}/{final.name}/{file.name}"] = stamp(file)
     state = unfinished / "state.json"
     state.write_text(json.dumps(sealed(checkpoint.plain | {"files": files})), encoding="utf-8")
@@ -108,7 +108,8 @@ class Writer:
         except BaseException:
             self._lock.close()
             raise
-        for leftover in (self.path / "checkpoints" / "unfinished", *self.path.glob(f"*{UNFINISHED}")):
+        half = self.path / "checkpoints" / "unfinished"
+        for leftover in (half, *folder.checkpoints()[:-1], *self.path.glob(f"*{UNFINISHED}")):
             with contextlib.suppress(OSError):
                 remove(leftover)
         self._files: dict[str, IO[str]] = {}
@@ -188,7 +189,7 @@ class Writer:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write result.json, after the checkpoint it speaks of, with the digests of all that it rests on."""
         self.wait()
-        states = [checkpoint / "state.json" for checkpoint in self.folder.checkpoints()]
+        states = [checkpoint / "state.json" for checkpoint in self.folder.checkpoints()[-1:]]
         files = self._stamps() | {str(file.relative_to(self.path)): stamp(file) for file in states}
         replace_text(self.path / "result.json", json.dumps(sealed({**result, "files": files}), indent=2) + "\n")
 
