@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import ale_py
@@ -140,7 +139,7 @@ class _Emulator:
             if fired.frame is None:
                 # A game that ends before it began starts again with nothing pressed: this cannot go on for ever.
                 return self._reset(seed)
-            return replace(fired, frames=opening.frames + fired.frames)
+            return fired._replace(frames=opening.frames + fired.frames)
         return opening
 
     def send(self, action: int) -> None:

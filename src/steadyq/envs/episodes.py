@@ -3,7 +3,6 @@
 import functools
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ SHARES = 16
 """Game i of a fixed number of games has the seed of lane i % SHARES and number i // SHARES, on however many lanes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(typing.NamedTuple):
     """What one step of one game led to."""
 
     frame: Array
@@ -31,8 +29,7 @@ class Outcome:
     """Emulator frames that the step took."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(typing.NamedTuple):
     """Where a game or a life begins, and what the protocol's presses, which no agent sees, led to before that."""
 
     frame: Array | None
@@ -126,7 +123,7 @@ class EpisodeVector:
         self._number = [-1] * len(games)
         self._seed = [0] * len(games)
         self._actions: list[list[int]] = [[] for _ in games]
-        self._opening = [Opening(None)] * len(games)  # of each current game, until its first step has counted it
+        self._opening: list[Opening | None] = [None] * len(games)  # of a current game until its first step counts it
         self._abandoned: dict[int, Array] = {}  # lanes whose saved game could not be rebuilt, and what was last seen
 
     def reset(self) -> Array:
@@ -144,59 +141,66 @@ class EpisodeVector:
         """
         if len(action) != len(self._games):
             raise ValueError(f"{len(action)} actions for {len(self._games)} lanes")
-        number, seed, actions = list(self._number), list(self._seed), list(self._actions)
-        lengths = [len(played) for played in actions]
+        before = self._number[:], self._seed[:], self._actions[:]
+        lengths = [len(played) for played in self._actions]
         try:
-            return self._step(action)
+            return self._step(action.tolist())
         except Exception:
-            self._number, self._seed, self._actions = number, seed, actions
-            for played, length in zip(actions, lengths, strict=True):
+            self._number, self._seed, self._actions = before
+            for played, length in zip(self._actions, lengths, strict=True):
                 del played[length:]
             raise
 
-    def _step(self, action: NDArray[np.integer[Any]]) -> Step:
+    def _step(self, action: Sequence[int]) -> Step:
         lanes = len(self._games)
         abandoned, self._abandoned = self._abandoned, {}
-        playing = [lane for lane, number in enumerate(self._number) if number >= 0 and lane not in abandoned]
+        playing: Sequence[int] = range(lanes)
+        if abandoned or self._episodes is not None:
+            playing = [lane for lane in playing if self._number[lane] >= 0 and lane not in abandoned]
         for lane in playing:
-            chosen = int(action[lane])
-            self._games[lane].send(chosen)
-            self._actions[lane].append(chosen)
+            self._games[lane].send(action[lane])
+            self._actions[lane].append(action[lane])
         frame = self._empty()
-        reward, unseen = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-        frames = np.zeros(lanes, np.int64)
-        terminated, truncated, game_over, life_lost = (np.zeros(lanes, np.bool_) for _ in range(4))
+        reward, unseen, frames = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32), np.zeros(lanes, np.int64)
+        terminated, truncated = np.zeros(lanes, np.bool_), np.zeros(lanes, np.bool_)
+        game_over, life_lost = np.zeros(lanes, np.bool_), np.zeros(lanes, np.bool_)
         last: dict[int, Array] = {}
         # All results are collected before any lane resets, so that a reset never waits with work left in flight.
-        outcomes = [(lane, self._games[lane].receive()) for lane in playing]
-        for lane, outcome in outcomes:
-            before, after = self._opening[lane], Opening(outcome.frame)
-            self._opening[lane] = Opening(None)
+        outcomes = [self._games[lane].receive() for lane in playing]
+        for lane, outcome in zip(playing, outcomes, strict=True):
+            newest: Array | None = outcome.frame
+            reward[lane], frames[lane] = outcome.reward, outcome.frames
             over = outcome.terminated or outcome.truncated
-            if outcome.life_lost and not over:
-                after = self._games[lane].next_life()
-            newest = after.frame  # None: the game ended between two lives
-            reward[lane], unseen[lane] = outcome.reward, before.reward + after.reward
-            frames[lane] = before.frames + outcome.frames + after.frames
-            life_lost[lane] = outcome.life_lost
-            lost = outcome.life_lost and self._life_loss_terminal
-            terminated[lane] = outcome.terminated or lost or newest is None
-            truncated[lane] = outcome.truncated and not terminated[lane]
-            game_over[lane] = over or newest is None
-            if terminated[lane] or truncated[lane]:
-                last[lane] = outcome.frame
+            hidden, self._opening[lane] = self._opening[lane], None
+            if hidden is not None:
+                unseen[lane] += hidden.reward
+                frames[lane] += hidden.frames
+            if outcome.life_lost:
+                life_lost[lane] = True
+                if not over:
+                    hidden = self._games[lane].next_life()
+                    unseen[lane] += hidden.reward
+                    frames[lane] += hidden.frames
+                    newest = hidden.frame  # None: the game ended between two lives
+            if over or outcome.life_lost:
+                over = over or newest is None
+                lost = outcome.life_lost and self._life_loss_terminal
+                ended = outcome.terminated or lost or newest is None
+                terminated[lane], truncated[lane], game_over[lane] = ended, outcome.truncated and not ended, over
+                if ended or outcome.truncated:
+                    last[lane] = outcome.frame
             if newest is not None:
                 frame[lane] = newest
         for lane, seen in abandoned.items():
             truncated[lane] = game_over[lane] = True
             last[lane] = seen
-        if game_over.any():
+        if last and game_over.any():
             self._next_games(np.flatnonzero(game_over).tolist(), frame)
         final = frame
         if last:
             final = frame.copy()
-            for lane, ended in last.items():
-                final[lane] = ended
+            for lane, shown in last.items():
+                final[lane] = shown
         return Step(frame, reward, terminated, truncated, game_over, final, life_lost, unseen, frames)
 
     def playing(self) -> NDArray[np.int64]:
@@ -231,7 +235,7 @@ class EpisodeVector:
             opening, steps = game.begin(seeds[lane]), -1
             for newest in replay(game, opening, actions[lane]):
                 frame[lane], steps = newest, steps + 1
-            self._opening[lane] = Opening(None) if actions[lane] else opening
+            self._opening[lane] = None if actions[lane] else opening
             # Another machine may compute an observation's last digits otherwise.
             arrived = steps == len(actions[lane]) and (
                 shown is None or np.allclose(frame[lane], shown[lane], 1e-4, 1e-5)
@@ -263,13 +267,13 @@ class EpisodeVector:
             coming = self._coming(lane)
             self._actions[lane] = []
             if not coming:
-                self._number[lane], self._opening[lane], frame[lane] = -1, Opening(None), 0
+                self._number[lane], self._opening[lane], frame[lane] = -1, None, 0
                 continue
             self._number[lane] = self._number[lane] + 1 if self._episodes is None else self._begun
             self._begun += 1
             self._seed[lane] = coming[0]
-            self._opening[lane] = self._games[lane].begin(coming[0])
-            frame[lane] = self._opening[lane].frame
+            opening = self._opening[lane] = self._games[lane].begin(coming[0])
+            frame[lane] = opening.frame
             self._games[lane].prepare(self._coming(lane))
 
     def _coming(self, lane: int) -> list[int]:

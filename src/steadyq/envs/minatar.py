@@ -136,4 +136,4 @@ class MinAtarGame:
         """Do nothing: there is nothing to free."""
 
     def _frame(self) -> Array:
-        return np.asarray(self._env.state()).transpose(2, 0, 1).astype(np.uint8)
+        return np.asarray(self._env.state(), np.bool_).transpose(2, 0, 1).view(np.uint8)

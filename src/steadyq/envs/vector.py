@@ -52,7 +52,7 @@ class EnvSpec:
         return (self.stack * self.frame_shape[0], *self.frame_shape[1:])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """What one action per lane led to. The arrays are new each step, but `frame` and `final_frame` may be one array."""
 
