@@ -17,7 +17,7 @@ from steadyq.errors import UserError
 from steadyq.report.html import write_report
 from steadyq.report.markup import Markup, joined, tag, text
 from steadyq.report.sweep import write_sweep_report
-from steadyq.run.digests import NO_VERIFY
+from steadyq.run.files import NO_VERIFY
 from steadyq.suite.study import find_study, run_name
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -16,7 +16,7 @@ from steadyq.report.figures import compare
 from steadyq.report.games import bin_edges
 from steadyq.report.html import write_report
 from steadyq.report.words import figure
-from steadyq.run.digests import NO_VERIFY
+from steadyq.run.files import NO_VERIFY
 from steadyq.suite.runs import read_runs
 from steadyq.suite.variants import group
 

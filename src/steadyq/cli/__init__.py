@@ -19,7 +19,7 @@ from steadyq.cli.terminal import OUT, complain
 from steadyq.cli.training import demo, evaluate, play, train
 from steadyq.envs.modules import no_imports
 from steadyq.errors import UserError, nearest, one_line, out_of_memory, printable, shown
-from steadyq.run.digests import NO_VERIFY
+from steadyq.run.files import NO_VERIFY
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

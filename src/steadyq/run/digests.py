@@ -15,10 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from steadyq.errors import UserError
-from steadyq.run.files import open_plain
-
-NO_VERIFY = "STEADYQ_NO_VERIFY"
-"""Environment variable that `--no-verify` sets, for the processes it starts too."""
+from steadyq.run.files import NO_VERIFY, open_plain
 
 CHUNK = 1 << 20
 OTHERWISE = "bring back a copy, or take it as it is with --no-verify"

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Mapping
@@ -11,6 +10,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from steadyq.errors import UserError
+
+NO_VERIFY = "STEADYQ_NO_VERIFY"
+"""Environment variable that `--no-verify` sets, for the processes it starts too."""
 
 UNFINISHED = ".unfinished"
 LOGS = ("metrics", "events", "diagnostics")
@@ -60,7 +62,7 @@ def read_text(file: Path) -> str:
 
 def replace_text(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    beside = file.with_name(f"{file.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}{UNFINISHED}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:

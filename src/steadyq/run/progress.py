@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.segment import Segment
 
 from steadyq.errors import printable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from steadyq.run.step import Training
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
@@ -93,8 +94,7 @@ class Terminal(Display):
         if not self.console.is_terminal:
             yield
             return
-        columns = (BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
-        self.progress = Progress(*columns, console=self.console, auto_refresh=False)
+        self.progress = self._bar("{task.percentage:>3.0f}%", "{task.description}")
         self.progress.add_task("starting", total=steps)
         with self._running(self.progress):
             yield
@@ -135,8 +135,7 @@ class Terminal(Display):
             self.note(f"evaluating: {plural(games, 'full game')}")
             yield lambda played: None
             return
-        columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} evaluation games"))
-        progress = Progress(*columns, console=self.console, transient=True, auto_refresh=False)
+        progress = self._bar("{task.completed}/{task.total} evaluation games", transient=True)
         task = progress.add_task("", total=games)
 
         def update(played: int) -> None:
@@ -146,8 +145,15 @@ class Terminal(Display):
         with self._running(progress):
             yield update
 
+    def _bar(self, *texts: str, transient: bool = False) -> "Progress":
+        """A bar and texts beside it; loaded here, because commands that show none start sooner without."""
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (BarColumn(bar_width=24), *map(TextColumn, texts))
+        return Progress(*columns, console=self.console, transient=transient, auto_refresh=False)
+
     @contextmanager
-    def _running(self, progress: Progress) -> Iterator[None]:
+    def _running(self, progress: "Progress") -> Iterator[None]:
         """Show a bar within the block."""
         with self._shown():
             progress.start()

@@ -22,7 +22,7 @@ from typing import Any
 from steadyq.errors import UserError
 from steadyq.fields import within
 from steadyq.recipe import Recipe
-from steadyq.run.digests import NO_VERIFY
+from steadyq.run.files import NO_VERIFY
 from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
 from steadyq.suite.worker import Ending, search_path, train_once
