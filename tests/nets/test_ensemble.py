@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from steadyq.errors import UserError
 from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
-from steadyq.nets.encoders import _Described
+from steadyq.nets.encoders import Described
 from steadyq.nets.forms import FORMS, best_form
 from steadyq.nets.layers import Conv, Executor, Layer, LayerNorm, Linear, T
 
@@ -20,7 +20,7 @@ DUELING: Any = {"dueling": True, "atoms": ATOMS}
 
 
 @dataclass(frozen=True)
-class Nature(_Described):
+class Nature(Described):
     """The convolutions of the Nature DQN, which the kernels are not written for, on a small image."""
 
     observation: tuple[int, int, int]

@@ -13,7 +13,7 @@ Pooling = Literal["flatten", "average"]
 
 
 @dataclass(frozen=True)
-class _Described:
+class Described:
     """What all descriptions share: layers in order, the last of them hidden, then outputs read off its units.
 
     With `norm` every layer but shortcuts and outputs is followed by a `LayerNorm` before anything else happens to what
@@ -97,7 +97,7 @@ class _Described:
 
 
 @dataclass(frozen=True)
-class _Residual(_Described):
+class Residual(Described):
     """A residual encoder of images whose latent is perhaps renormalised and pooled before the hidden layer."""
 
     observation: tuple[int, int, int]
@@ -132,7 +132,7 @@ class _Residual(_Described):
 
 
 @dataclass(frozen=True)
-class ResNet(_Residual):
+class ResNet(Residual):
     """The paper's encoder (layer table l.835): a stem and four stages of two post-activation blocks, no normalisation.
 
     Stage widths are (8, 16, 32, 64) x `scale`. Atari strides are (1, 2, 2, 2); Procgen's (2, 2, 2, 2).
@@ -181,7 +181,7 @@ class ResNet(_Residual):
 
 
 @dataclass(frozen=True)
-class Impala(_Residual):
+class Impala(Residual):
     """The encoder of IMPALA and BBF: three stages of a convolution, max-pooling and two pre-activation blocks.
 
     Stage widths are (16, 32, 32) x `width`; BBF takes width 4, renormalises the latent and has 2048 hidden units.
@@ -219,7 +219,7 @@ class Impala(_Residual):
 
 
 @dataclass(frozen=True)
-class MinAtarNet(_Described):
+class MinAtarNet(Described):
     """The network of the MinAtar paper: one 3x3 convolution and one hidden layer."""
 
     observation: tuple[int, int, int]
@@ -240,7 +240,7 @@ class MinAtarNet(_Described):
 
 
 @dataclass(frozen=True)
-class MLP(_Described):
+class MLP(Described):
     """Fully connected layers over a flat observation."""
 
     hidden: tuple[int, ...] = (128, 128)

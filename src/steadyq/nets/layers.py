@@ -180,7 +180,7 @@ class Network(Protocol):
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Hidden layers whose units are read by the named layers and by nothing else: units that can be recycled.
 
-        Layers that add to a residual stream are not among them.
+        Layers that add to a residual stream are not among them; a normalisation counts as part of the layer before it.
         """
 
     def group(self, name: str) -> Group:
