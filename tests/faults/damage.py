@@ -142,7 +142,7 @@ DAMAGES: tuple[Callable[[Path, random.Random, Folders], None], ...] = (
 )  # fmt: skip
 
 
-def damage_folders(number: int, seed: int, place: Path) -> Count:
+def damage_folders(number: int, seed: int | str, place: Path) -> Count:
     """Damage so many folders, each in one file, and use each."""
     count, rng = Count("damaged folders"), random.Random(f"{seed} damage")
     folders = Folders(place)

@@ -18,6 +18,8 @@ from steadyq import cli
 from steadyq.envs import BadEnvironment
 from steadyq.run.progress import Display
 
+pytestmark = pytest.mark.environments
+
 SMALL = {
     "ensemble.members": 2,
     "network.hidden": (16,),

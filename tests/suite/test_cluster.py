@@ -275,6 +275,7 @@ def descendants(process: int) -> set[int]:
     return found
 
 
+@pytest.mark.hostile
 @pytest.mark.timeout(600)
 def test_a_cluster_started_here_keeps_to_this_machine_and_asks_for_a_token(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +317,7 @@ def test_a_cluster_started_here_keeps_to_this_machine_and_asks_for_a_token(
     assert not changed & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
 
 
+@pytest.mark.hostile
 def test_no_cluster_is_started_without_a_token(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_ray()
 
