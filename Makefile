@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := demo
 
-.PHONY: demo test faults lint types unit install develop clean
+.PHONY: demo test faults mutants lint types unit install develop clean
 
 install: $(VENV)/installed
 
@@ -30,6 +30,9 @@ test: lint types unit
 
 faults: $(VENV)/developing
 	$(BIN)/python -m tests.faults $(FAULTS)
+
+mutants: $(VENV)/developing
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 lint: $(VENV)/developing
 	$(BIN)/ruff check .
