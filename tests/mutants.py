@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,65 +44,7 @@ COMPUTED = {
     ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 COMMUTE = ("minimum", "maximum", "min", "max", "equal", "array_equal")
-NAMED = (
-    ("epsilon never decays", "run/step.py", "self.epsilon.at(step, ", "self.epsilon.at(0, "),
-    ("epsilon of the first step for all", "run/step.py", "self.share_random(before)", "self.share_random(0)"),
-    ("one member acts instead of the mean", "value/acting.py", "return q.mean(0)\n", "return q[0]\n"),
-    (
-        "one member acts in training",
-        "run/step.py",
-        "self.acting = acting_for(recipe, training=True)",
-        "self.acting = lambda q, member: q[0]",
-    ),
-    ("one member is evaluated", "agent.py", "return self.acting(q, ", "return (lambda q, member: q[0])(q, "),
-    (
-        "the other networks act",
-        "run/step.py",
-        'learner.online_low if self.recipe.explore.act_with == "online"',
-        'learner.online_low if self.recipe.explore.act_with != "online"',
-    ),
-    (
-        "the other networks are evaluated",
-        "run/step.py",
-        'learner.online if self.recipe.explore.act_with == "online"',
-        'learner.online if self.recipe.explore.act_with != "online"',
-    ),
-    (
-        "the other networks are loaded",
-        "agent.py",
-        'recipe.explore.act_with if networks == "acting" else networks',
-        '"online" if networks == "acting" else networks',
-    ),
-    (
-        "the ceiling by game instead of life",
-        "run/step.py",
-        "self.ceiling.add(reward, ended)",
-        "self.ceiling.add(reward, step.game_over)",
-    ),
-    (
-        "evaluation's stack outlives a life",
-        "run/evaluate.py",
-        "stack.push(frame, step.restart)",
-        "stack.push(frame, step.game_over)",
-    ),
-    ("evaluation's stack outlives a game", "run/evaluate.py", "stack.push(frame, step.restart)", "stack.push(frame)"),
-    ("regulation.quantile ignored", "run/step.py", "layers, self.recipe.regulation.quantile)", "layers)"),
-    ("gray pixels halved", "envs/atari.py", "Outcome(frame[0], ", "Outcome(frame[0] // 2, "),
-    (
-        "gray pixels halved at the start",
-        "envs/atari.py",
-        "Opening(np.asarray(frame[0]), ",
-        "Opening(np.asarray(frame[0]) // 2, ",
-    ),
-    (
-        "the watch reads the oldest",
-        "replay/ring.py",
-        "there[torch.from_numpy(rng.integers(len(there), size=count)).to(there.device)]",
-        "there[torch.arange(count) % len(there)]",
-    ),
-    ("refresh after a reset dropped", "value/regulation.py", "        learner.refresh()\n", ""),
-)
-"""Breaks that once no test noticed: what is broken, the file, the text that stands there once, and what it becomes."""
+NAMED = ROOT / "tests" / "mutants.toml"
 
 
 @dataclass(frozen=True)
@@ -181,9 +124,10 @@ def own(node: ast.AST, made: Callable[[Any, str, ast.AST | str], Mutant]) -> Ite
 
 
 def named() -> Iterator[Mutant]:
-    """The mutants of `NAMED`."""
-    for what, file, before, after in NAMED:
-        source = (ROOT / "src" / "steadyq" / file).read_bytes()
+    """The mutants of tests/mutants.toml."""
+    for one in tomllib.loads(NAMED.read_text())["mutant"]:
+        what, file, before, after = (one[name] for name in ("what", "file", "before", "after"))
+        source = sources()[file]
         if source.count(before.encode()) != 1:
             sys.exit(f"{file} must hold {before!r} once")
         start = source.index(before.encode())
@@ -426,12 +370,12 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    every = [
-        one for file, source in sources().items() for one in mutants(file, source) if one.name.startswith(given.only)
-    ]
-    sample = (
-        every if given.named else random.Random(given.seed).sample(every, min(given.count or len(every), len(every)))
-    )
+    every = [one for file, source in sources().items() for one in mutants(file, source)]
+    every = [one for one in (named() if given.named else every) if one.name.startswith(given.only)]
+    if given.count and not given.named:
+        sample = random.Random(given.seed).sample(every, min(given.count, len(every)))
+    else:
+        sample = every
     results = Results(given.json, "named" if given.named else "sample", given.again)
     with tempfile.TemporaryDirectory(prefix="steadyq-mutants-") as place:
         copies = [Copy(Path(place) / str(number)) for number in range(given.workers)]
