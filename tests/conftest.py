@@ -1,6 +1,7 @@
-"""Reports that tests leave behind for people to look at, listed at the end of the test run."""
+"""What all tests share: signals as a terminal has them, and reports left behind for people to look at."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,12 @@ import pytest
 
 FOLDER = Path(os.environ.get("STEADYQ_TEST_REPORTS") or Path(__file__).parents[1] / "build" / "reports")
 written: list[Path] = []
+
+
+def pytest_configure() -> None:
+    """In the background or under nohup signals come ignored, and a run leaves them so."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

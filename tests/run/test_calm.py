@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,6 @@ class At(Display):
     def step(self, training: Training, row: dict[str, Any] | None) -> None:
         if training.step_count == self.at:
             self.what()
-
-
-@pytest.fixture(autouse=True)
-def not_under_nohup() -> Iterator[None]:
-    """A hangup that is ignored already, as under nohup, is left so by a run."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
