@@ -8,12 +8,12 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from steadyq import RunFolder, UserError, cli, presets
 from steadyq.recipe import Recipe
@@ -38,13 +38,6 @@ ENDLESS += ["--network.hidden", "8", "--record.checkpoint-every", "50", "--recor
 
 def small(steps: int = 120, **changes: Any) -> Recipe:
     return presets.steady("CartPole-v1", steps=steps, **{**SMALL, **changes})
-
-
-def until(condition: Callable[[], object], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
 
 
 class At(Display):
@@ -217,7 +210,6 @@ def test_a_sweep_sees_to_its_finished_runs_too(tmp_path: Path) -> None:
     assert not replay.exists()
 
 
-@pytest.mark.timeout(120)
 def test_a_file_that_never_ends_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     for file in ("/dev/full", "/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
