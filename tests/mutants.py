@@ -165,6 +165,7 @@ class Copy:
         if process := os.fork():
             return process
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         said = os.open(self.place / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(said, 1)
         os.dup2(said, 2)
@@ -324,35 +325,44 @@ def run(sample: list[Mutant], lines: dict[str, Any], copies: list[Copy], results
     """Run the tests of each mutant, as many at a time as there are copies."""
     texts, waiting, free = sources(), sample[::-1], copies[:]
     busy: dict[int, tuple[Mutant, Copy, int, float]] = {}
-    while waiting or busy:
-        while waiting and free:
-            mutant = waiting.pop()
-            tests, expected = covering(mutant, lines, seconds)
-            if not tests:
-                results.add(mutant, None, 0)
-                continue
-            copy, source = free.pop(), texts[mutant.file]
-            copy.write(mutant.file, source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
-            process = copy.tests(["-x", *tests], FirstFailure(copy.place / "failed"))
-            busy[process] = mutant, copy, len(tests), time.monotonic() + 120 + 20 * expected
-        for process, (mutant, copy, number, deadline) in list(busy.items()):
-            late = time.monotonic() > deadline
-            if late:
-                os.killpg(process, signal.SIGKILL)
-            done, status = os.waitpid(process, 0 if late else os.WNOHANG)
-            if not done:
-                continue
-            failed, code = copy.place / "failed", os.waitstatus_to_exitcode(status)
-            by = failed.read_text() if failed.exists() else "no end" if late else f"exit code {code}" if code else None
-            results.add(mutant, by, number)
-            print(
-                f"{f'killed by {by}' if by else 'SURVIVED':100.100} {mutant.file}:{mutant.line} {mutant.after[:60]!r}",
-                flush=True,
-            )
-            copy.write(mutant.file, texts[mutant.file])
-            free.append(copy)
-            del busy[process]
-        time.sleep(0.02)
+    try:
+        while waiting or busy:
+            while waiting and free:
+                mutant = waiting.pop()
+                tests, expected = covering(mutant, lines, seconds)
+                if not tests:
+                    results.add(mutant, None, 0)
+                    continue
+                copy, source = free.pop(), texts[mutant.file]
+                copy.write(mutant.file, source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
+                process = copy.tests(["-x", *tests], FirstFailure(copy.place / "failed"))
+                busy[process] = mutant, copy, len(tests), time.monotonic() + 120 + 20 * expected
+            for process, (mutant, copy, number, deadline) in list(busy.items()):
+                late = time.monotonic() > deadline
+                if late:
+                    os.killpg(process, signal.SIGKILL)
+                done, status = os.waitpid(process, 0 if late else os.WNOHANG)
+                if not done:
+                    continue
+                by = _noticed(copy, os.waitstatus_to_exitcode(status), late)
+                results.add(mutant, by, number)
+                ending = f"killed by {by}" if by else "SURVIVED"
+                print(f"{ending:100.100} {mutant.file}:{mutant.line} {mutant.after[:60]!r}", flush=True)
+                copy.write(mutant.file, texts[mutant.file])
+                free.append(copy)
+                del busy[process]
+            time.sleep(0.02)
+    finally:
+        for process in busy:
+            os.killpg(process, signal.SIGKILL)
+
+
+def _noticed(copy: Copy, code: int, late: bool) -> str | None:
+    """By which test, or how else; None if not at all."""
+    failed = copy.place / "failed"
+    if failed.exists():
+        return failed.read_text()
+    return "no end" if late else f"exit code {code}" if code else None
 
 
 def main() -> None:
@@ -370,6 +380,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     every = [one for file, source in sources().items() for one in mutants(file, source)]
     every = [one for one in (named() if given.named else every) if one.name.startswith(given.only)]
     if given.count and not given.named:
