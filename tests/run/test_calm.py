@@ -163,7 +163,7 @@ cli.main(sys.argv[2:])
 
 
 def test_memory_that_runs_out_is_one_line_and_the_run_stays(tmp_path: Path) -> None:
-    settings = {**SMALL, "replay.capacity": 10_000_000}
+    settings = {**SMALL, "replay.capacity": 3_000_000}
     recipe = presets.steady("CartPole-v1", steps=120, **settings)
     with pytest.raises(Interrupted):
         train(recipe, run=tmp_path / "run", display=At(70, stop))
@@ -172,7 +172,7 @@ def test_memory_that_runs_out_is_one_line_and_the_run_stays(tmp_path: Path) -> N
     for name, value in settings.items():
         if not isinstance(value, bool):
             words += [f"--{name}", str(value[0] if isinstance(value, tuple) else value)]
-    done = subprocess.run([sys.executable, "-c", LIMITED, "300", *words], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LIMITED, "100", *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("steadyq: memory has run out (")
