@@ -2,7 +2,7 @@
 
 First every test of `TESTS` runs once, traced, to learn which lines it runs (build/mutants.json keeps that until a file
 changes). Then each mutant of a seeded sample is written into a copy of the sources, and the tests that run its line are
-run in a process of their own, those of the module's own folder first, until one fails. A mutant survives if none does.
+run in a process of their own until one fails. A mutant survives if none does.
 What the file of results holds already is not run again; `--again` runs its survivors once more.
 """
 
@@ -279,17 +279,24 @@ class _Later:
 
 
 def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[list[str], float]:
-    """The tests that run a mutant's line: its own folder's first, then the fastest; as many as fit into the time."""
+    """The tests that run a mutant's line, as many as fit into the time.
+
+    The fastest of every file comes first, then the second of every file, and so on; its own folder's before others'.
+    """
     found = []
     for file, known in lines.items():
         everyone = mutant.line in known["shared"].get(mutant.file, ())
-        for test, own in known["tests"].items():
-            if everyone or mutant.line in own["lines"].get(mutant.file, ()):
-                folder, stem = Path(file).parent.name, Path(file).stem.removeprefix("test_")
-                far = 2 - (folder == mutant.file.split("/")[0]) - (stem == Path(mutant.file).stem)
-                found.append((far, own["seconds"], test))
+        far = (Path(file).parent.name != mutant.file.split("/")[0]) + (
+            Path(file).stem != f"test_{Path(mutant.file).stem}"
+        )
+        tests = sorted(
+            (own["seconds"], test)
+            for test, own in known["tests"].items()
+            if everyone or mutant.line in own["lines"].get(mutant.file, ())
+        )
+        found += [(turn, far, own_seconds, test) for turn, (own_seconds, test) in enumerate(tests)]
     chosen, total = [], 0.0
-    for _, own_seconds, test in sorted(found):
+    for _, _, own_seconds, test in sorted(found):
         if not chosen or total + own_seconds <= seconds:
             chosen.append(test)
             total += own_seconds
@@ -376,6 +383,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="only mutants whose name (file:line:...) begins so")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--tests", default="tests", help="only tests whose name begins so")
     parser.add_argument("--named", action="store_true", help="instead of a sample, the breaks that have names here")
     parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
     given = parser.parse_args()
@@ -392,7 +400,8 @@ def main() -> None:
         copies = [Copy(Path(place) / str(number)) for number in range(given.workers)]
         left = [one for one in sample if one.name not in results.kept]
         print(f"{len(every)} mutants, {len(sample)} drawn, {len(left)} to run", flush=True)
-        run(left, lines_of_tests(copies[0]), copies, results, given.seconds)
+        lines = {file: own for file, own in lines_of_tests(copies[0]).items() if file.startswith(given.tests)}
+        run(left, lines, copies, results, given.seconds)
     ends = Counter(bool(results.kept[one.name]["killed_by"]) for one in sample)
     print(f"{ends[True]} of {len(sample)} killed ({ends[True] / max(1, len(sample)):.0%})")
 
