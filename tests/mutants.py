@@ -281,7 +281,7 @@ class _Later:
 def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[list[str], float]:
     """The tests that run a mutant's line, as many as fit into the time.
 
-    The fastest of every file comes first, then the second of every file, and so on; its own folder's before others'.
+    The fastest four of every file come first, then the next four, and so on; its own folder's before others'.
     """
     found = []
     for file, known in lines.items():
@@ -294,9 +294,9 @@ def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[lis
             for test, own in known["tests"].items()
             if everyone or mutant.line in own["lines"].get(mutant.file, ())
         )
-        found += [(turn, far, own_seconds, test) for turn, (own_seconds, test) in enumerate(tests)]
+        found += [(turn // 4, far, file, own_seconds, test) for turn, (own_seconds, test) in enumerate(tests)]
     chosen, total = [], 0.0
-    for _, _, own_seconds, test in sorted(found):
+    for *_, own_seconds, test in sorted(found):
         if not chosen or total + own_seconds <= seconds:
             chosen.append(test)
             total += own_seconds
