@@ -364,6 +364,26 @@ def run(sample: list[Mutant], lines: dict[str, Any], copies: list[Copy], results
             os.killpg(process, signal.SIGKILL)
 
 
+def table(file: Path) -> str:
+    """What a file of results says, as docs/promises.md shows it; why mutants survive is in tests/mutants.toml."""
+    record, known = json.loads(file.read_text()), tomllib.loads(NAMED.read_text())
+    lines = ["| broken | in | noticed by |", "|---|---|---|"]
+    for one in record["named"]["mutants"].values():
+        lines.append(f"| {one['kind']} | `{one['file']}` | `{one['killed_by']}` |")
+    ends = record["sample"]["score"]
+    total = sum(ends.values())
+    shares = ", ".join(f"{ends.get(end, 0)} {end}" for end in ("killed", "survived", "untested"))
+    lines += ["", f"{total} mutants, seed 0: {shares} ({ends['killed'] / total:.0%} killed).", ""]
+    lines += ["| survivor | becomes | why |", "|---|---|---|"]
+    why = {(one["file"], one["before"], one["after"]): one["why"] for one in known.get("survivor", ())}
+    for one in record["sample"]["mutants"].values():
+        if not one["killed_by"]:
+            before, after = (" ".join(one[name].split()).replace("|", "\\|") for name in ("before", "after"))
+            reason = why.get((one["file"], one["before"], one["after"]), "not explained")
+            lines.append(f"| `{one['file']}`: `{before}` | `{after}` | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
 def _noticed(copy: Copy, code: int, late: bool) -> str | None:
     """By which test, or how else; None if not at all."""
     failed = copy.place / "failed"
@@ -386,7 +406,11 @@ def main() -> None:
     parser.add_argument("--tests", default="tests", help="only tests whose name begins so")
     parser.add_argument("--named", action="store_true", help="instead of a sample, the breaks that have names here")
     parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
+    parser.add_argument("--show", action="store_true", help="run nothing, print what the file of results says")
     given = parser.parse_args()
+    if given.show:
+        print(table(given.json), end="")
+        return
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     every = [one for file, source in sources().items() for one in mutants(file, source)]

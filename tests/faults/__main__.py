@@ -47,7 +47,11 @@ def main() -> None:
     parser.add_argument("--fuzz", type=int, help="how many fuzzed inputs")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--json", type=Path, help="write the counts to this file")
+    parser.add_argument("--show", action="store_true", help=f"run nothing, print what {RESULTS.name} says")
     given = parser.parse_args()
+    if given.show:
+        print(table(given.json or RESULTS), end="")
+        return
     if unknown := set(given.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}")
     usual = {"kills": 200, "damage": 5000, "fuzz": 10_000} if given.full else {"kills": 30, "damage": 300, "fuzz": 1000}
@@ -100,6 +104,18 @@ class Record:
                 totals[part["kind"]] += part["total"]
             record = {**self.provenance, "totals": totals, "parts": self.parts}
             self.file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def table(file: Path) -> str:
+    """What a file of counts says, as docs/promises.md shows it."""
+    kinds: dict[str, Counter[str]] = {}
+    for part in json.loads(file.read_text())["parts"].values():
+        kinds.setdefault(part["kind"], Counter()).update(part["endings"])
+    lines = ["| fault | times | how it ended | broken |", "|---|---|---|---|"]
+    for kind, endings in kinds.items():
+        how = ", ".join(f"{number:,} {ending}" for ending, number in sorted(endings.items()) if ending != "broken")
+        lines.append(f"| {kind} | {endings.total():,} | {how} | {endings['broken']} |")
+    return "\n".join(lines) + "\n"
 
 
 def parts(kinds: Sequence[str], numbers: dict[str, int], seed: int) -> dict[str, Callable[[Path], Count]]:
