@@ -30,6 +30,7 @@ from typing import Any
 import numpy  # noqa: F401 what every test imports is imported once, and each process of a test forked with it
 import pytest
 import torch
+import torch._dynamo
 
 ROOT = Path(__file__).parents[1]
 RESULTS, LINES = ROOT / "results" / "mutants.json", ROOT / "build" / "mutants.json"
@@ -399,7 +400,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--workers", type=int, default=1, help="how many at a time")
     parser.add_argument(
-        "--seconds", type=float, default=60, help="of tests for a mutant, by the time they took unbroken"
+        "--seconds", type=float, default=30, help="of tests for a mutant, by the time they took unbroken"
     )
     parser.add_argument("--only", default="", help="only mutants whose name (file:line:...) begins so")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
