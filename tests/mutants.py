@@ -59,6 +59,8 @@ class Mutant:
     kind: str
     before: str
     after: str
+    around: range
+    """The lines of the statement it is in, of which Python counts only some as run."""
 
     @property
     def name(self) -> str:
@@ -76,9 +78,18 @@ def mutants(file: str, source: bytes) -> Iterator[Mutant]:
         start = begins[node.lineno - 1] + node.col_offset
         end = begins[node.end_lineno - 1] + node.end_col_offset
         text = after if isinstance(after, str) else f"({ast.unparse(after)})"
-        return Mutant(file, node.lineno, start, end, kind, source[start:end].decode(), text)
+        return Mutant(file, node.lineno, start, end, kind, source[start:end].decode(), text, around)
+
+    around = range(1)
 
     def walk(node: ast.AST) -> Iterator[Mutant]:
+        nonlocal around
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None) or getattr(node, "cases", None)
+            last = node.end_lineno or node.lineno
+            if body:
+                last = max(node.lineno, getattr(body[0], "lineno", node.lineno + 1) - 1)
+            around = range(node.lineno, last + 1)
         yield from own(node, made)
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             return
@@ -133,7 +144,7 @@ def named() -> Iterator[Mutant]:
             sys.exit(f"{file} must hold {before!r} once")
         start = source.index(before.encode())
         line = source.count(b"\n", 0, start) + 1
-        yield Mutant(file, line, start, start + len(before.encode()), what, before, after)
+        yield Mutant(file, line, start, start + len(before.encode()), what, before, after, range(line, line + 1))
 
 
 def sources() -> dict[str, bytes]:
@@ -286,14 +297,14 @@ def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[lis
     """
     found = []
     for file, known in lines.items():
-        everyone = mutant.line in known["shared"].get(mutant.file, ())
+        everyone = not set(mutant.around).isdisjoint(known["shared"].get(mutant.file, ()))
         far = (Path(file).parent.name != mutant.file.split("/")[0]) + (
             Path(file).stem != f"test_{Path(mutant.file).stem}"
         )
         tests = sorted(
             (own["seconds"], test)
             for test, own in known["tests"].items()
-            if everyone or mutant.line in own["lines"].get(mutant.file, ())
+            if everyone or not set(mutant.around).isdisjoint(own["lines"].get(mutant.file, ()))
         )
         found += [(turn // 4, far, file, own_seconds, test) for turn, (own_seconds, test) in enumerate(tests)]
     chosen, total = [], 0.0

@@ -175,6 +175,12 @@ def test_fire_is_pressed_for_the_agent_in_every_life():
     assert not any(waiting.step(idle).terminated[0] for _ in range(250))
 
 
+def test_a_game_that_is_over_before_its_first_step_begins_without_presses():
+    pressed, plain = (make("Breakout", noop_max=0, max_frames=4, fire_reset=fire) for fire in (True, False))
+    assert np.array_equal(pressed.reset(), plain.reset())
+    assert pressed.step(np.zeros(1, np.int64)).truncated[0]
+
+
 @pytest.mark.parametrize("game", ["Pong", "Freeway"])
 def test_games_without_lives_never_end_a_trajectory_early(game):
     env = make(game)
