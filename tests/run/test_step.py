@@ -521,6 +521,19 @@ def test_the_ceiling_reaches_the_learner_and_none_leaves_it_infinite(tmp_path: P
             assert 1.9 < float(training.learner.ceiling) <= best
 
 
+def test_rows_tell_same_actions_of_rewarded_and_other_transitions_apart(tmp_path: Path) -> None:
+    always = train(cartpole(), run=tmp_path / "always").metrics()[-1]  # every step of CartPole is rewarded
+    assert always["rewarded"] == 1
+    assert always["same_action_rewarded"] == pytest.approx(always["same_action"])
+    assert always["same_action_unrewarded"] is None
+    rows = [row for row in train(minatar(), run=tmp_path / "some").metrics() if "rewarded" in row]
+    assert any(0 < row["rewarded"] < 1 for row in rows)
+    for row in rows:
+        share, rewarded, other = (row[name] for name in ("rewarded", "same_action_rewarded", "same_action_unrewarded"))
+        assert (rewarded is None) == (share == 0)
+        assert row["same_action"] == pytest.approx(share * (rewarded or 0) + (1 - share) * (other or 0))
+
+
 def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ignores_q() -> None:
     q = np.tile([0.0, 2.0, 1.0], (9000, 1))
     assert (EpsilonGreedy(9000, 3, 0.0, np.random.default_rng(0))(q) == 1).all()
