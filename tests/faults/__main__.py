@@ -2,8 +2,8 @@
 
 Kills, damaged folders and fuzzed inputs are counted here. Hostile folders, odd surroundings and faulty environments are
 tests of their own, marked so (`pytest -m hostile`); this runs them too and counts them. It works part by part. What is
-found is printed and, with --json, written after every part with the command and the commit; parts that the file holds
-already, unbroken and of this commit, are not run again.
+found is printed and, with --json, written after every part with the command and the commit. With --continue, parts that
+the file holds already and in which nothing was broken are kept, each with the commit that it was counted at.
 """
 
 import argparse
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--fuzz", type=int, help="how many fuzzed inputs")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--json", type=Path, help="write the counts to this file")
+    parser.add_argument("--continue", dest="keep", action="store_true", help="keep unbroken parts of the file")
     parser.add_argument("--show", action="store_true", help=f"run nothing, print what {RESULTS.name} says")
     given = parser.parse_args()
     if given.show:
@@ -56,9 +57,9 @@ def main() -> None:
         parser.error(f"no such kind: {', '.join(sorted(unknown))}")
     usual = {"kills": 200, "damage": 5000, "fuzz": 10_000} if given.full else {"kills": 30, "damage": 300, "fuzz": 1000}
     numbers = {kind: usual[kind] if (asked := getattr(given, kind)) is None else asked for kind in usual}
-    record = Record(given.json or (RESULTS if given.full else None))
+    record = Record(given.json or (RESULTS if given.full else None), given.keep)
     for name, work in parts(given.kinds or KINDS, numbers, given.seed).items():
-        if record.holds(name):
+        if name in record.parts:
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="steadyq-faults-") as place:
@@ -75,17 +76,13 @@ def main() -> None:
 class Record:
     """What was counted, part by part, in a file if there is one."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, keep: bool) -> None:
         self.file, self.provenance = (
             file,
             {**provenance(), "command": " ".join(["python -m tests.faults", *sys.argv[1:]])},
         )
-        self.parts: dict[str, dict[str, Any]] = json.loads(file.read_text())["parts"] if file and file.exists() else {}
-
-    def holds(self, name: str) -> bool:
-        """Whether nothing was broken in this part, at this commit."""
-        part = self.parts.get(name)
-        return part is not None and not part["broken"] and part["commit"] == self.provenance["commit"]
+        known = json.loads(file.read_text())["parts"] if keep and file and file.exists() else {}
+        self.parts: dict[str, dict[str, Any]] = {name: part for name, part in known.items() if not part["broken"]}
 
     def add(self, name: str, count: Count, seconds: float) -> None:
         """Keep a part's count, and write them all."""
