@@ -743,6 +743,13 @@ def test_one_member_acts_for_a_whole_game_and_is_drawn_when_one_begins(lanes: in
     assert torch.equal(twin.act_values(), training.act_values())
 
 
+def test_no_member_is_drawn_where_none_acts_alone(tmp_path: Path) -> None:
+    training = started(cartpole(), tmp_path)
+    assert training.rng.random() == np.random.default_rng(cartpole().seed).random()
+    drawing = started(cartpole(**{"ensemble.act": "member"}), tmp_path / "member")
+    assert drawing.rng.random() != np.random.default_rng(cartpole().seed).random()
+
+
 @pytest.mark.parametrize("act", ["mean", "minimum", "member", "optimistic"])
 def test_the_ensemble_acts_as_its_recipe_says(act: str, tmp_path: Path) -> None:
     training = started(cartpole(**{"ensemble.act": act, "ensemble.members": 4}), tmp_path)
