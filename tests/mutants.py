@@ -260,8 +260,8 @@ class FirstFailure:
         pass
 
 
-def lines_of_tests(copy: Copy) -> dict[str, Any]:
-    """What every file of tests runs, by test; those that have not changed are not run again."""
+def lines_of_tests(copy: Copy, begins: str) -> dict[str, Any]:
+    """What every file of tests whose name begins so runs, by test; those that have not changed are not run again."""
     known = json.loads(LINES.read_text()) if LINES.exists() else {}
     everything = hashlib.sha256(b"".join(sources().values()))
     found: dict[str, Any] = {}
@@ -270,6 +270,8 @@ def lines_of_tests(copy: Copy) -> dict[str, Any]:
             [ROOT / "tests" / name] if name.endswith(".py") else sorted((ROOT / "tests" / name).glob("test_*.py"))
         ):
             key, digest = str(file.relative_to(ROOT)), everything.copy()
+            if not key.startswith(begins):
+                continue
             digest.update(file.read_bytes())
             found[key] = known.get(key, {})
             if found[key].get("digest") == digest.hexdigest():
@@ -425,7 +427,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="only mutants whose name (file:line:...) begins so")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
-    parser.add_argument("--tests", default="tests", help="only tests whose name begins so")
+    parser.add_argument("--tests", default="tests", help="only files of tests whose name begins so")
     parser.add_argument("--named", action="store_true", help="instead of a sample, the breaks that have names here")
     parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
     parser.add_argument("--show", action="store_true", help="run nothing, print what the file of results says")
@@ -446,7 +448,7 @@ def main() -> None:
         copies = [Copy(Path(place) / str(number)) for number in range(given.workers)]
         left = [one for one in sample if one.name not in results.kept]
         print(f"{len(every)} mutants, {len(sample)} drawn, {len(left)} to run", flush=True)
-        lines = {file: own for file, own in lines_of_tests(copies[0]).items() if file.startswith(given.tests)}
+        lines = lines_of_tests(copies[0], given.tests)
         run(left, lines, copies, results, given.seconds)
     ends = Counter(bool(results.kept[one.name]["killed_by"]) for one in sample)
     print(f"{ends[True]} of {len(sample)} killed ({ends[True] / max(1, len(sample)):.0%})")
