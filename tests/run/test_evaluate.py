@@ -17,6 +17,7 @@ from steadyq.run.explore import FrameStack
 from steadyq.run.video import record_game
 from steadyq.scores.published import atari100k, published_rows
 from steadyq.scores.random_policy import stored
+from steadyq.value.acting import Acting, Mean, Minimum
 
 BREAKOUT = dataclasses.replace(envs.protocol_for("Atari/Breakout"), noop_max=0)  # every game begins alike
 
@@ -142,6 +143,15 @@ def test_the_networks_that_act_are_evaluated_loaded_and_filmed(
         assert record["evaluated_networks"] == (act_with if networks == "acting" else networks)
         assert record["returns"] == [game.score for game in played[record["evaluated_networks"]]]
         assert ("target networks" in capsys.readouterr().out) == (record["evaluated_networks"] == "target")
+
+
+@pytest.mark.parametrize(
+    ("act", "loaded"), [("mean", Mean()), ("minimum", Minimum()), ("member", Mean()), ("optimistic", Mean())]
+)
+def test_a_loaded_agent_acts_without_what_only_explores(act: str, loaded: Acting, tmp_path: Path) -> None:
+    changes = {"ensemble.act": act, "replay.warmup": 64, "record.tensorboard": False, "evaluation.episodes": 1}
+    sq.train(sq.presets.steady("CartPole-v1", steps=70, **changes), run=tmp_path / "run")
+    assert sq.load(tmp_path / "run", "cpu").acting == loaded
 
 
 @pytest.mark.parametrize("env", ["Atari/Breakout", "MinAtar/Breakout", "Procgen/CoinRun"])
