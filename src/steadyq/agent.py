@@ -77,11 +77,12 @@ class Agent:
 def load(
     path: Path | str,
     device: str = "auto",
-    networks: Literal["acting", "online", "target"] = "acting",
+    networks: Literal["acting", "online", "target", "best"] = "acting",
     verify: bool | None = None,
 ) -> Agent:
     """Load the agent of a run from its newest checkpoint: the networks that acted in training, or those asked for.
 
+    `best` are those that acted best in an evaluation on the way (`evaluation.every`).
     `verify=False` does not compare the checkpoint with its digests.
     """
     folder = RunFolder(path, verify)

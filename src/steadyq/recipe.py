@@ -5,6 +5,7 @@ Values that cannot work raise `UserError` when the recipe is built, before anyth
 """
 
 import dataclasses
+import math
 import typing
 import warnings
 from collections.abc import Mapping
@@ -346,7 +347,7 @@ class ExploreSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """The evaluation at the end of a run: full games, final weights."""
+    """Full games without exploration: at the end of a run with its final weights, and on the way where asked for."""
 
     episodes: int = 100
     """Games played by the agent."""
@@ -354,13 +355,31 @@ class EvaluationSection:
     """Games of a uniformly random policy under the same protocol; played where none are stored for it."""
     epsilon: float = 0.0
     """Chance of a uniform action in place of the agent's: without any, an Atari emulator plays the same few games."""
+    every: int = 0
+    """Steps between evaluations on the way, the best of whose weights are kept; 0 makes none."""
+    interim_episodes: int = 10
+    """Games of each evaluation on the way: the same ones every time, and others than those at the end."""
+    target: float = math.inf
+    """Stop training once an evaluation on the way has this mean return."""
+    patience: int = 0
+    """Stop training after so many evaluations on the way without a better one; 0 never does."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name, games in (("episodes", self.episodes), ("random_episodes", self.random_episodes)):
+        """Check ranges, and that what stops a run can happen."""
+        counts = {name: getattr(self, name) for name in ("episodes", "random_episodes", "interim_episodes")}
+        for name, games in counts.items():
             within(f"evaluation.{name}", games, 1)
             within(f"evaluation.{name}", games, 1, MOST_GAMES)
         within("evaluation.epsilon", self.epsilon, 0, 1)
+        within("evaluation.every", self.every, 0)
+        within("evaluation.patience", self.patience, 0)
+        if math.isnan(self.target):
+            raise UserError("evaluation.target must be a number")
+        for name in ("target", "patience"):
+            if getattr(self, name) != default_of(self, name) and not self.every:
+                raise UserError(
+                    f"evaluation.{name} needs evaluations on the way: set evaluation.every, for instance to 5000"
+                )
 
 
 @dataclass(frozen=True)

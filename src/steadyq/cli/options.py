@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import shlex
 from typing import Any, TypeVar, cast, get_type_hints
 
 import tyro
@@ -27,6 +28,33 @@ def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Rec
         if stop.code == 0:
             raise
         raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
+
+
+def spelt(words: list[str]) -> list[str]:
+    """The words with `--env.kwargs` and `--env.wrappers` as the fields of the protocol that they are."""
+    options = [word.partition("=")[0] for word in words]
+    return [_FIELDS.get(option, option) + word[len(option) :] for option, word in zip(options, words, strict=True)]
+
+
+def made_with(words: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """What an environment is made with and its wrappers, by words that are `spelt`, and the words without them."""
+    found: dict[str, list[str]] = {name: [] for name in _FIELDS.values()}
+    rest, into = list[str](), None
+    for word in words:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            into = found.get(option)
+            if into is None:
+                rest.append(word)
+            elif equals:
+                into.append(value)
+        else:
+            (rest if into is None else into).append(word)
+    kwargs, wrappers = found.values()
+    return kwargs, wrappers, rest
+
+
+_FIELDS = {"--env.kwargs": "--protocol.kwargs", "--env.wrappers": "--protocol.wrappers"}
 
 
 def with_kinds(recipe: Recipe, words: list[str]) -> Recipe:
@@ -133,5 +161,5 @@ def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str,
                 break
         if not values and not isinstance(known[name], bool):
             raise UserError(f"{option} needs a value")
-        settings[name] = " ".join(values) or True
+        settings[name] = (shlex.join(values) if several else " ".join(values)) or True
     return rest, settings

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
+from steadyq.envs.factories import Env, factory_of, keywords, takes, wrapped
 from steadyq.envs.modules import may_import, module_of
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.spaces import Actions, Observations, short
@@ -25,12 +26,10 @@ EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
 LONGEST = 27_000
 """Steps after which a game is cut where neither environment nor protocol has a limit: those of Atari's longest game."""
 
-Env = gymnasium.Env[Any, Any]
-
 
 def canonical(name: str) -> str:
     """Return the registered id that is meant; `module:Id-v0` imports the module that registers it first."""
-    if module_of(name):
+    if module_of(name) or name.startswith("<"):
         return name
     if atari := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip)?-v\d+", name, re.IGNORECASE):
         folded = {game.lower(): game for game in ale.games()}
@@ -52,21 +51,37 @@ def canonical(name: str) -> str:
 
 
 def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
-    given: dict[str, Any] = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
-    if render_mode:  # some environments do not take the word at all
+    given, limit = keywords(protocol.kwargs), protocol.max_frames
+    may_import(game, protocol.wrappers)
+    factory = factory_of(game)
+    if render_mode and (factory is None or takes(factory, "render_mode")):  # some do not take the word at all
         given["render_mode"] = render_mode
-    may_import(game)
+    if limit and factory is None:
+        given["max_episode_steps"] = limit
     try:
-        env: Env = gymnasium.make(game, disable_env_checker=True, **given)
+        env: Env = factory(**given) if factory else gymnasium.make(game, disable_env_checker=True, **given)
     except gymnasium.error.DependencyNotInstalled as missing:
         raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as wrong:
-        raise UserError(f"Gymnasium cannot make {game}: {wrong}") from wrong
+        raise UserError(f"{'its factory' if factory else 'Gymnasium'} cannot make {game}: {wrong}") from wrong
     except Exception as raised:
-        raise UserError(f"Gymnasium cannot make {game}: {_said(raised)}") from raised
-    if not given.get("max_episode_steps") and (env.spec is None or env.spec.max_episode_steps is None):
-        env = gymnasium.wrappers.TimeLimit(env, LONGEST)
-    return env
+        raise UserError(f"{'its factory' if factory else 'Gymnasium'} cannot make {game}: {_said(raised)}") from raised
+    if not isinstance(env, gymnasium.Env):
+        raise UserError(f"the factory {game} returned {short(env)}; it must return a Gymnasium environment")
+    for wrapper in protocol.wrappers:
+        env = wrapped(env, wrapper)
+    if limit and factory is not None:
+        env = gymnasium.wrappers.TimeLimit(env, limit)
+    return env if limit or _limited(env) else gymnasium.wrappers.TimeLimit(env, LONGEST)
+
+
+def _limited(env: Env) -> bool:
+    """Whether anything cuts a game of this environment."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return True
+        env = env.env
+    return env.spec is not None and env.spec.max_episode_steps is not None
 
 
 def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
@@ -118,10 +133,9 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
             raise UserError(f"drawing {game} needs a package that is not installed: {missing}") from missing
 
 
-def frames_per_second(game: str) -> float:
+def frames_per_second(game: str, protocol: Protocol) -> float:
     """Return the speed that the environment declares for its pictures."""
-    may_import(game)
-    env = gymnasium.make(game)
+    env = _open(game, protocol)
     env.close()
     return float(env.metadata.get("render_fps") or 30)
 
@@ -173,9 +187,14 @@ class GymnasiumGame:
     def picture(self) -> NDArray[np.uint8]:
         """Return what the environment draws."""
         try:
-            drawn = np.asarray(self._env.render(), np.uint8)
+            picture = self._env.render()
         except NotImplementedError:
             raise UserError(f"{self._name} draws no pictures (no render()): it cannot be filmed") from None
+        if picture is None:
+            raise UserError(
+                f"{self._name} draws no pictures: it must take render_mode='rgb_array', and render() return one"
+            )
+        drawn = np.asarray(picture, np.uint8)
         return drawn[: drawn.shape[0] // 2 * 2, : drawn.shape[1] // 2 * 2]
 
     def close(self) -> None:

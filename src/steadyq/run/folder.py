@@ -181,14 +181,19 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self, networks: Literal["online", "target"] = "online") -> tuple[dict[str, Tensor], int]:
-        """The newest parameters of these networks and the step they belong to."""
+    def weights(self, networks: Literal["online", "target", "best"] = "online") -> tuple[dict[str, Tensor], int]:
+        """The newest parameters of these networks, or those that were best on the way, and their step."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             why = "it finished, but its weights are not here" if self.result else "train it first"
             raise UserError(f"{self.path} has no checkpoint: {why}")
-        self.verify_checkpoint(checkpoints[-1], networks)
-        return read_tensors(checkpoints[-1] / f"{networks}.safetensors"), int(checkpoints[-1].name)
+        newest, step = checkpoints[-1], int(checkpoints[-1].name)
+        state = self.verify_checkpoint(newest, networks)
+        if networks == "best":
+            if not (newest / "best.safetensors").exists():
+                raise UserError(f"{self.path} has kept no best weights: train it with evaluation.every above 0")
+            step = int(state.get("best_step", step))
+        return read_tensors(newest / f"{networks}.safetensors"), step
 
     def verify_checkpoint(self, checkpoint: Path, *parts: str) -> dict[str, Any]:
         """Compare a checkpoint's state and parts (all that it lists, if none are named) with their digests.

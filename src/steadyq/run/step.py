@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
+from steadyq.run.callbacks import FinishedGame
 from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
 from steadyq.run.explore import EpsilonGreedy
 from steadyq.run.progress import mean_of_last
@@ -63,6 +64,9 @@ class Training:
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
+        self.finished: list[FinishedGame] = []  # games that ended in the last step
+        self.best: Params | None = None  # what acted best in an evaluation on the way
+        self.best_step = 0
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
         self.learning = Learning(self.learner, self.ring, self.draws.layout)
@@ -270,12 +274,13 @@ class Training:
     def _count_games(self, score: np.ndarray, game_over: np.ndarray) -> None:
         self.score += score
         self.game_steps += 1
+        self.finished.clear()
         for lane in np.flatnonzero(game_over):
             self.games += 1
-            self.recent.append(float(self.score[lane]))
-            self.writer.event(
-                "game", self.step_count, lane=int(lane), score=float(self.score[lane]), steps=int(self.game_steps[lane])
-            )
+            game = FinishedGame(self.step_count, int(lane), float(self.score[lane]), int(self.game_steps[lane]))
+            self.recent.append(game.score)
+            self.finished.append(game)
+            self.writer.event("game", game.step, lane=game.lane, score=game.score, steps=game.steps)
             self.score[lane], self.game_steps[lane] = 0.0, 0
         self._draw_members(game_over)
 
@@ -291,16 +296,26 @@ class Training:
 
     def agent(self) -> Agent:
         """The agent as it acts now."""
-        learner = self.learner
-        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
-        acting = acting_for(self.recipe, training=False)
-        return Agent(learner.ensemble, estimator_for(self.recipe), params, self.spec, self.step_count, acting)
+        learner, acting = self.learner, acting_for(self.recipe, training=False)
+        return Agent(
+            learner.ensemble, estimator_for(self.recipe), self._acting_params(), self.spec, self.step_count, acting
+        )
+
+    def _acting_params(self) -> Params:
+        return self.learner.online if self.recipe.explore.act_with == "online" else self.learner.target
+
+    def keep_best(self) -> None:
+        """Keep a copy of the networks that act, as they are now."""
+        self.best = {name: p.detach().clone() for name, p in self._acting_params().items()}
+        self.best_step = self.step_count
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""
         learner = self.learner
+        best = {} if self.best is None else {"best": self.best}
         return Checkpoint(
             tensors={
+                **best,
                 "online": learner.online,
                 "target": learner.target,
                 "adam_first": learner.adam.first,
@@ -332,11 +347,12 @@ class Training:
                 "pending": None if self.pending is None else self.pending.tolist(),
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
+                **({} if self.best is None else {"best_step": self.best_step}),
             },
         )
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, in place."""
+    def restore(self, saved: Checkpoint, ended: bool = False) -> None:
+        """Continue from a checkpoint, in place; a run that has `ended` is only evaluated, without replay buffer."""
         learner, tensors, plain = self.learner, saved.tensors, saved.plain
         needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
         if missing := needed - tensors.keys():
@@ -357,8 +373,11 @@ class Training:
         learner.refresh()
         if "replay" in tensors:
             self.ring.restore(tensors["replay"])
-        elif plain["step"] < self.recipe.steps:  # a run that has all its steps is only evaluated again
+        elif plain["step"] < self.recipe.steps and not ended:
             raise UserError(f"{self.writer.path} cannot go on: its checkpoint has no replay buffer any more")
+        if "best" in tensors:
+            self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
+            self.best_step = plain["best_step"]
         loop = tensors["loop"]
         self.generator.set_state(loop["generator"])
         self.score[:] = loop["score"].numpy()
@@ -383,7 +402,9 @@ class Training:
         self.wall, self._clock = plain["wall"], time.monotonic()
 
 
-def final_result(training: Training, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+def final_result(
+    training: Training, said: Mapping[str, Any], progress: Callable[[int], None] | None = None
+) -> dict[str, Any]:
     """Evaluate the final weights and a random policy, and say what was run on what."""
     recipe, start = training.recipe, time.monotonic()
     games = play_games(
@@ -415,6 +436,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "evaluation_epsilon": recipe.evaluation.epsilon,
         "evaluated_networks": recipe.explore.act_with,
         "training_return_10": mean_of_last(10, training.recent),
+        **said,
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
         "evaluation_seconds": round(evaluation, 1),
