@@ -37,6 +37,7 @@ def test_atari_100k_as_the_paper_plays_it():
         "test_start_level": 0,
         "kwargs": (),
         "wrappers": (),
+        "masks": "given",
     }
 
 

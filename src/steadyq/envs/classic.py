@@ -5,7 +5,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -88,6 +88,7 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     """Return what the environment looks like under these rules."""
     env = _open(game, protocol)
     seen, actions = Observations(game, env.observation_space), Actions(game, env.action_space)
+    masked = protocol.masks == "given" and _gives_masks(env)
     env.close()
     return EnvSpec(
         name=name,
@@ -103,16 +104,30 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
         shown_shape=() if seen.shape == seen.shown else seen.shown,
         seen=seen,
         actions=actions,
+        masked=masked,
     )
+
+
+def _gives_masks(env: Env) -> bool:
+    """Whether the environment says which actions may be played: by a method, or in what `reset` returns."""
+    if env.has_wrapper_attr("action_masks"):
+        return True
+    try:
+        returned = env.reset(seed=0)
+    except Exception:  # what is wrong with it is said where it is played
+        return False
+    info = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else None
+    return isinstance(info, Mapping) and "action_mask" in info
 
 
 def make(
     name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int, episodes: int | None = None
 ) -> EpisodeVector:
     """Return `lanes` environments; their restore is exact where `reset(seed=...)` determines all that follows."""
+    described = spec(name, game, protocol, lanes)
     return EpisodeVector(
-        spec(name, game, protocol, lanes),
-        [GymnasiumGame(game, protocol) for _ in range(lanes)],
+        described,
+        [GymnasiumGame(game, protocol, masked=described.masked) for _ in range(lanes)],
         seed=seed,
         training=training,
         life_loss_terminal=False,
@@ -143,8 +158,9 @@ def frames_per_second(game: str, protocol: Protocol) -> float:
 class GymnasiumGame:
     """A `Game` over one Gymnasium environment, seeded at every reset."""
 
-    def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
-        self._name, self._env = f"Gymnasium/{game}", _open(game, protocol, render_mode)
+    def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None, masked: bool = False):
+        self._name, self._env, self._masked = f"Gymnasium/{game}", _open(game, protocol, render_mode), masked
+        self._method = masked and self._env.has_wrapper_attr("action_masks")
         self._seen = Observations(game, self._env.observation_space)
         self._actions = Actions(game, self._env.action_space)
 
@@ -157,7 +173,7 @@ class GymnasiumGame:
         returned = self._call("reset", lambda: self._env.reset(seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise self._bad(f"reset() returned {short(returned)}; it must return an observation and a dictionary")
-        return Opening(self._frame(returned[0]))
+        return Opening(self._frame(returned[0]), allowed=self._allowed(returned[1]))
 
     def send(self, action: int) -> None:
         """Play one step."""
@@ -165,12 +181,14 @@ class GymnasiumGame:
         returned = self._call("step", lambda: self._env.step(self._actions[action]))
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise self._bad(f"step() returned {short(returned)}; it must return five things, as Gymnasium's do")
-        observation, reward, terminated, truncated, _ = returned
+        observation, reward, terminated, truncated, info = returned
+        over = self._flag("terminated", terminated)
         self._outcome = Outcome(
             self._frame(observation),
             self._reward(reward),
-            self._flag("terminated", terminated),
+            over,
             self._flag("truncated", truncated),
+            allowed=None if over else self._allowed(info),
         )
 
     def receive(self) -> Outcome:
@@ -217,6 +235,21 @@ class GymnasiumGame:
             return self._seen.frame(observation)
         except ValueError as wrong:
             raise self._bad(f"it showed {wrong}") from None
+
+    def _allowed(self, info: Any) -> NDArray[np.bool_] | None:
+        """Which actions may be played now, if that is said."""
+        if not self._masked:
+            return None
+        if self._method:
+            given = self._call("action_masks", self._env.get_wrapper_attr("action_masks"))
+        elif isinstance(info, Mapping) and "action_mask" in info:
+            given = info["action_mask"]
+        else:
+            raise self._bad('it gave no info["action_mask"], which it had given before')
+        try:
+            return self._actions.allowed(given)
+        except ValueError as wrong:
+            raise self._bad(f"it gave {wrong} for an action mask") from None
 
     def _reward(self, reward: Any) -> float:
         try:

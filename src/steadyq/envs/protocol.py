@@ -15,7 +15,7 @@ _APPLIES: dict[Backend, set[str]] = {
     "atari": {"frame_skip", "noop_max", "sticky", "action_set", "fire_reset", "life_loss_terminal"},
     "minatar": {"sticky", "action_set", "ramping"},
     "procgen": {"train_levels", "train_start_level", "test_levels", "test_start_level", "timeout_terminal"},
-    "gymnasium": {"kwargs", "wrappers"},
+    "gymnasium": {"kwargs", "wrappers", "masks"},
 }
 
 
@@ -64,6 +64,9 @@ class Protocol:
     wrappers: tuple[str, ...] = ()
     """Gymnasium: wrappers around it, innermost first, as module:Wrapper or "module:Wrapper(name=value)" (also
     --env.wrappers)."""
+    masks: Literal["given", "none"] = "given"
+    """Gymnasium: keep to the actions that the environment allows, where it says so in info["action_mask"] or by
+    action_masks(); or choose among all of them."""
 
     def __post_init__(self) -> None:
         if not self.name.startswith(_NAMES):
@@ -83,7 +86,11 @@ class Protocol:
             value = getattr(self, field)
             if not low <= value <= high:
                 raise UserError(f"protocol.{field} is {value}; it must be between {low} and {high}")
-        for field, choices in (("action_set", ("minimal", "full")), ("reward", ("raw", "sign"))):
+        for field, choices in (
+            ("action_set", ("minimal", "full")),
+            ("reward", ("raw", "sign")),
+            ("masks", ("given", "none")),
+        ):
             if getattr(self, field) not in choices:
                 raise UserError(f"protocol.{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}")
         keywords(self.kwargs)
@@ -119,7 +126,8 @@ class Protocol:
         """All that the course of an evaluation game depends on beside its actions, as words: field=value ..."""
         applies = (_APPLIES[self.backend] | {"max_frames"}) - {"train_levels", "train_start_level"}
         named = [field.name for field in dataclasses.fields(self) if field.name in applies]
-        named = [name for name in named if name not in ("kwargs", "wrappers") or getattr(self, name)]
+        usual = {"kwargs": (), "wrappers": (), "masks": "given"}  # not said: scores are stored by these words
+        named = [name for name in named if name not in usual or getattr(self, name) != usual[name]]
         mode = [self.name] if self.backend == "procgen" else []  # its name says easy or hard
         return " ".join([self.backend, *mode, *(f"{name}={getattr(self, name)}" for name in named)])
 

@@ -131,9 +131,10 @@ def _resolved(
 def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]:
     """What is going to be trained, where and on what, in lines."""
     size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
+    masks = ", of which the environment says what may be played" * spec.masked
     where, operator = computing(ensemble, device_for(recipe)), recipe.operator
     seen = (
-        [f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}"]
+        [f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}{masks}"]
         if spec.seen
         else []
     )

@@ -27,7 +27,7 @@ from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
 from steadyq.value.learner import MEASURES
-from steadyq.value.operators import order_for
+from steadyq.value.operators import order_for, permitted
 from steadyq.value.regulation import Evidence, spike_ratios
 from steadyq.value.shapes import Params
 
@@ -60,6 +60,7 @@ class Training:
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
+        self.allowed: np.ndarray | None = None  # [lane, action] what may be played now, where the environment says so
         self.pending: np.ndarray | None = None  # actions that were decided on and could not be played
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
@@ -80,7 +81,9 @@ class Training:
 
     def start(self) -> None:
         """Begin the first games."""
-        self.ring.begin(self.env.reset())
+        frame = self.env.reset()
+        self.allowed = self.env.allowed()
+        self.ring.begin(frame, self.allowed)
         self._draw_members(np.ones(self.spec.lanes, bool))
 
     def step(self) -> dict[str, Any] | None:
@@ -97,7 +100,8 @@ class Training:
         action = self.pending
         if action is None:
             q = Readback(self.act_values())
-            choose = EpsilonGreedy(lanes, self.spec.num_actions, self.share_random(before), self.rng)
+            share, actions = self.share_random(before), self.spec.num_actions
+            choose = EpsilonGreedy(lanes, actions, share, self.rng, self.allowed)
             if warm and vector_step % recipe.replay.every == 0:
                 self.learn_and_watch(recipe.replay.ratio)
             action = choose(q.numpy())
@@ -107,7 +111,7 @@ class Training:
             # The last step that was played stays the last: what was learned since is kept with the action to play.
             self.pending, self.step_count = action, before
             raise
-        self.pending = None
+        self.pending, self.allowed = None, step.allowed
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated
         self._store(to_device(self.ring.packed(action, reward, step), self.device))
@@ -136,7 +140,8 @@ class Training:
     def _act_on_device(self, slots: Tensor) -> Tensor:
         learner, observation = self.learner, self.ring.observation(slots)
         params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
-        return self.acting(learner.values(params, observation).q, self.member)
+        q = self.acting(learner.values(params, observation).q, self.member)
+        return permitted(q, None if self.ring.allowed is None else self.ring.allowed[slots])
 
     def share_random(self, step: int) -> float:
         """Epsilon after so many steps."""
@@ -385,6 +390,8 @@ class Training:
         self.sums.copy_(loop["sums"])
         self.member.copy_(loop.get("member", torch.zeros_like(self.member)))
         shown = self.ring.frame[self.ring.open_slots].cpu().numpy() if "replay" in tensors else None
+        if self.ring.allowed is not None:
+            self.allowed = self.ring.allowed[self.ring.open_slots].cpu().numpy()
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()}, shown)
         pending = plain.get("pending")
         self.pending = None if pending is None else np.array(pending)
