@@ -391,7 +391,7 @@ class RecordSection:
     checkpoint_every: int = 10_000
     """Steps between checkpoints."""
     keep_replay: bool = False
-    """Keep the replay buffer in the last checkpoint after the run has finished."""
+    """Keep the replay buffer of a finished run, so that it can be trained longer; up to 32 MB it is kept anyway."""
     tensorboard: bool = True
     """Write TensorBoard files."""
     wandb: bool = False

@@ -23,7 +23,7 @@ class TrainOptions:
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     run: Path | None = None
-    """Run folder; by default runs/<env>-<preset>-<scale>-seed<n>."""
+    """Run folder; by default runs/<env>-<preset>-<scale>-<changed options>-seed<n>."""
 
 
 def train(words: list[str]) -> int:
@@ -70,7 +70,7 @@ def train(words: list[str]) -> int:
     folder.check(recipe)
     display = Terminal(OUT)
 
-    if folder.result is None:
+    if not folder.finished(recipe):
         spec = envs.spec(recipe.env, recipe.protocol)
         check_memory(recipe, spec)
         for line in introduction(recipe, spec, ensemble_for(recipe, spec)):

@@ -29,12 +29,13 @@ from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.callbacks import Callback, Live
 from steadyq.run.evaluate import play_games, random_policy
-from steadyq.run.folder import RunFolder, default_path
+from steadyq.run.folder import SMALL_REPLAY, RunFolder, default_path
 from steadyq.run.interim import Interim
 from steadyq.run.progress import Display, Terminal
 from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
+from steadyq.schedule import Schedule
 from steadyq.scores.random_policy import stored
 from steadyq.value.shapes import Batch, DrawLayout
 
@@ -79,8 +80,8 @@ def train(
     folder.check(recipe)
     introducing = display is None and not quiet
     display = display or (Display() if quiet else Terminal())
-    if folder.result is not None:
-        display.note(f"already finished: {folder.path} (result.json is there; remove the folder to train again)")
+    if folder.finished(recipe):
+        display.note(_finished_already(folder))
         tidy(folder, recipe)
         return folder
     if (folder.path / "diverged").is_dir():
@@ -95,8 +96,13 @@ def train(
         for line in (*introduction(recipe, spec, ensemble), f"writing to {folder.path}"):
             display.note(line)
     prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
+    known = folder.recipe.steps if folder.begun else recipe.steps
+    _refuse_without_replay(folder, recipe)
     writer = begin(folder, recipe)
     try:
+        if recipe.steps > known:
+            writer.lengthen(recipe.steps)
+            display.note(_going_on(recipe, known))
         _run(recipe, writer, display, callbacks)
     finally:
         writer.close()
@@ -126,6 +132,35 @@ def _resolved(
     if envs.protocol_for(name).backend != own.backend:
         raise UserError(f"the recipe is for {recipe.env}, not for {name}: give a preset's name, or make it for {name}")
     return replace(recipe, env=name, protocol=replace(own, kwargs=made.kwargs, wrappers=made.wrappers))
+
+
+def _finished_already(folder: RunFolder) -> str:
+    result = folder.result or {}
+    if why := result.get("stopped"):
+        return f"already finished: {folder.path} stopped at step {result['steps']:,} ({why}); more steps change nothing"
+    return f"already finished: {folder.path} (--steps above {result['steps']} trains it longer)"
+
+
+def _refuse_without_replay(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise if the run has ended without its replay buffer, and is asked for more."""
+    checkpoints = folder.checkpoints()
+    if folder.result is not None and checkpoints and not (checkpoints[-1] / "replay.safetensors").exists():
+        raise UserError(
+            f"{folder.path} cannot be trained longer: it finished without its replay buffer, which is kept up to "
+            f"{SMALL_REPLAY // 2**20} MB, or with --record.keep-replay; choose another --run folder to begin again"
+        )
+
+
+def _going_on(recipe: Recipe, before: int) -> str:
+    """What is said of a run that is trained longer: schedules do not know how long it is."""
+    names = ("explore.epsilon", "optim.rate", "optim.gamma", "replay.n_step")
+    fields = flatten(recipe.to_dict())
+    fixed = [f"{name} {fields[name]}" for name in names if not Schedule.of(fields[name]).constant]
+    regulation = recipe.regulation
+    if regulation.trigger == "periodic" and regulation.last and regulation.intervention != "none":
+        fixed.append(f"planned resets until update {regulation.last:,}")
+    said = f"; what is scheduled stays as it was ({', '.join(fixed)})" if fixed else ""
+    return f"training longer: {recipe.steps:,} steps in place of {before:,}{said}"
 
 
 def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]:
@@ -163,6 +198,8 @@ def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[C
             _restore(training, saved, writer)
             writer.event("resume", training.step_count, **how)
             display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
+            if training.held_back and training.step_count < recipe.steps:
+                training.intervene()  # as it would have been, had the run been asked for all its steps at first
             if lost := training.env.abandoned():
                 writer.event("abandoned", training.step_count, lanes=lost)
                 display.note(
@@ -195,8 +232,7 @@ def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[C
 
 def tidy(folder: RunFolder, recipe: Recipe) -> None:
     """Drop the replay buffer of a finished run, if a kill between its result and this left it there."""
-    left = any((checkpoint / "replay.safetensors").exists() for checkpoint in folder.checkpoints())
-    if left and not recipe.record.keep_replay:
+    if folder.large_replays() and not recipe.record.keep_replay:
         with contextlib.suppress(Busy), contextlib.closing(begin(folder, recipe)) as writer:
             writer.drop_replay()
 
@@ -299,7 +335,7 @@ class Session:
     def _between(self, stop: threading.Event) -> None:
         """Evaluate if that is due, and write down why the run ends early if it does."""
         training = self.training
-        if self.interim.due(training.step_count) and not self.stopped:
+        if self.interim.due(training.step_count) and not self.stopped and not training.held_back:
             self._evaluate(stop)
         why = self.live.stopped or self.interim.enough
         if why and not self.stopped:

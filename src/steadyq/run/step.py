@@ -68,6 +68,7 @@ class Training:
         self.finished: list[FinishedGame] = []  # games that ended in the last step
         self.best: Params | None = None  # what acted best in an evaluation on the way
         self.best_step = 0
+        self.held_back = False  # whether an intervention was due at the last step, and was not made
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
         self.learning = Learning(self.learner, self.ring, self.draws.layout)
@@ -126,11 +127,10 @@ class Training:
         self.frames += int(step.frames.sum())
         self._count_games(step.score, step.game_over)
 
+        row = self.record() if before // recipe.record.every != self.step_count // recipe.record.every else None
         if warm:
             self.regulate(measuring=vector_step % recipe.regulation.every == 0)
-        if before // recipe.record.every != self.step_count // recipe.record.every:
-            return self.record()
-        return None
+        return row
 
     def act_values(self) -> Tensor:
         """The value by which the ensemble acts, [lane, action]."""
@@ -190,22 +190,29 @@ class Training:
     def regulate(self, measuring: bool) -> None:
         """Measure every monitored layer's spike ratio where that is due, and intervene where the regulation says so.
 
-        At the last step nothing is touched any more: it would be evaluated untrained.
+        At the last step nothing is touched any more: it would be evaluated untrained. What was due is held back, until
+        the run is trained longer.
         """
         learner, regulation = self.learner, self.regulation
-        due = (
-            regulation is not None
-            and self.step_count < self.recipe.steps
-            and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
-        )
-        if not (measuring or due):
-            return
-        layers = learner.ensemble.network.monitored
-        ratios = spike_ratios(learner.online, layers, self.recipe.regulation.quantile).cpu()
+        due = regulation is not None and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+        self.held_back = due and self.step_count >= self.recipe.steps
         if measuring:
+            layers, ratios = self.spikes()
             self.writer.event("spikes", self.step_count, layers=list(layers), ratios=_rounded(ratios))
-        if regulation is None or not due:
+        if due and not self.held_back:
+            self.intervene()
+
+    def spikes(self) -> tuple[tuple[str, ...], Tensor]:
+        """The monitored layers and their spike ratios, [member, layer]."""
+        layers = self.learner.ensemble.network.monitored
+        return layers, spike_ratios(self.learner.online, layers, self.recipe.regulation.quantile).cpu()
+
+    def intervene(self) -> None:
+        """Do what the regulation says to the layers as they are."""
+        learner, regulation, self.held_back = self.learner, self.regulation, False
+        if regulation is None:
             return
+        layers, ratios = self.spikes()
         scores = self.unit_scores() if regulation.trigger.reads_units else {}
         for event in regulation(learner, Evidence(layers, ratios, scores), self.generator):
             self.resets += 1
@@ -353,6 +360,7 @@ class Training:
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
                 **({} if self.best is None else {"best_step": self.best_step}),
+                **({"held_back": True} if self.held_back else {}),
             },
         )
 
@@ -403,7 +411,7 @@ class Training:
         # Checkpoints of older versions did not count the frames of unseen presses.
         self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
-        learner.restarted = plain.get("restarted", 0)
+        learner.restarted, self.held_back = plain.get("restarted", 0), plain.get("held_back", False)
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
