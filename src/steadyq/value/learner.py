@@ -110,7 +110,8 @@ class Learner:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
         action = batch.action.expand(now.z.shape[0], -1)
         each = self.estimator.loss(take(now.z, action), y)
-        return (batch.weight * (each * keep).sum(0)).mean(), each
+        kept = each * keep if keep.shape[1] else each
+        return (batch.weight * kept.sum(0)).mean(), each
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member that learns, and the targets' step towards the online networks."""
@@ -133,7 +134,7 @@ class Learner:
 
     def step_(self, gradient: Params, draw: Draw) -> Tensor:
         """Move online and target parameters; returns each member's gradient norm."""
-        settings, active = self.settings, draw.keep.amax(1)
+        settings, active = self.settings, draw.keep.amax(1) if draw.keep.shape[1] else None
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
             return self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
