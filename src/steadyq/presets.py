@@ -197,8 +197,9 @@ def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     spec = envs.spec(env, protocol)
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
-    kind: Literal["resnet", "minatar", "mlp"] = "minatar" if minatar else "resnet" if image else "mlp"
-    hidden = (128,) if minatar else (128, 128)
+    images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
+    kind: Literal["resnet", "minatar", "cnn", "mlp"] = "minatar" if minatar else images if image else "mlp"
+    hidden = (128,) if minatar else (512,) if kind == "cnn" else (128, 128)
     recipe = replace(
         recipe,
         network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),

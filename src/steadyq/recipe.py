@@ -44,9 +44,9 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "mlp"] = "resnet"
-    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; mlp:
-    fully connected.
+    kind: Literal["resnet", "impala", "minatar", "cnn", "mlp", "layers", "own"] = "resnet"
+    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; cnn:
+    three convolutions, for images on a CPU; mlp: fully connected; layers: as `layers` describes; own: `factory`'s.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -57,7 +57,7 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar and impala networks use the first."""
+    """Hidden layers of the mlp; the minatar, cnn and impala networks use the first."""
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
@@ -70,16 +70,27 @@ class NetworkSection:
     """Stretch the latent of a resnet or impala network to between 0 and 1, sample by sample, as SPR and BBF do."""
     initial: Literal["torch", "xavier"] = "torch"
     """How weights are drawn: as PyTorch does, or by Xavier's uniform rule with biases zero, as BBF does."""
+    layers: tuple[str, ...] = ()
+    """Layers one after another: 'conv CHANNELS SIZE STRIDE [PADDING]' and 'linear UNITS', the last one linear."""
+    factory: str = ""
+    """A function of your own, module:name, that is told the observation's shape and the number of outputs and returns a
+    torch.nn.Module or a description of layers (docs/own.md).
+    """
 
     owners: ClassVar[Owners] = {
         "scale": ("kind", ("resnet",)),
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "cnn", "mlp")),
         "width": ("kind", ("impala",)),
         "pooling": ("kind", ("resnet", "impala")),
         "renormalise": ("kind", ("resnet", "impala")),
+        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "layers": ("kind", ("layers",)),
+        "factory": ("kind", ("own",)),
     }
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import shlex
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -52,6 +53,13 @@ def made_with(words: list[str]) -> tuple[list[str], list[str], list[str]]:
             (rest if into is None else into).append(word)
     kwargs, wrappers = found.values()
     return kwargs, wrappers, rest
+
+
+def factories_named(words: list[str]) -> list[str]:
+    """The function that makes the network, if the words name one."""
+    joined = [word.replace("--network.factory=", "--network.factory\0").split("\0") for word in words]
+    flat = [part for parts in joined for part in parts]
+    return [following for word, following in itertools.pairwise(flat) if word == "--network.factory"]
 
 
 _FIELDS = {"--env.kwargs": "--protocol.kwargs", "--env.wrappers": "--protocol.wrappers"}

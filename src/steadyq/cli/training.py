@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from steadyq.cli.options import made_with, parse, spelt, with_kinds
+from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
 from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
 from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
@@ -47,7 +47,7 @@ def train(words: list[str]) -> int:
         given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
-    say_imports(given.env or "", wrappers=wrappers)
+    say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
         env = Environment(given.env or "MinAtar/Breakout", tuple(kwargs), tuple(wrappers))
         base = recipe_for(given.preset, env, given.scale)
@@ -140,7 +140,7 @@ def evaluate(words: list[str]) -> int:
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
-    say_imports(recipe.env, wrappers=protocol.wrappers)
+    say_imports(recipe.env, wrappers=(*protocol.wrappers, recipe.network.factory))
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
     within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
@@ -227,7 +227,7 @@ def play(words: list[str]) -> int:
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
     recipe = RunFolder(options.run).recipe
-    say_imports(recipe.env, wrappers=recipe.protocol.wrappers)
+    say_imports(recipe.env, wrappers=(*recipe.protocol.wrappers, recipe.network.factory))
     game = record_game(
         options.run,
         options.out,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from steadyq.envs.modules import SCRIPT, WORKING_FOLDER, attribute_of, findable, module_of
+from steadyq.envs.modules import SCRIPT, WORKING_FOLDER, attribute_of, findable, may_import, module_of
 from steadyq.errors import UserError, one_line, shown
 
 if TYPE_CHECKING:
@@ -95,6 +95,31 @@ def wrapped(env: Env, text: str) -> Env:
     if not _is_env(outer):
         raise UserError(f"the wrapper {text} returned {shown(outer)}; it must return a Gymnasium environment")
     return outer  # type: ignore[no-any-return]
+
+
+def network_text(factory: Any) -> str:
+    """The name by which a recipe knows a function that makes networks."""
+    if not callable(factory):
+        raise UserError(
+            f"network takes a function of the observation's shape and the outputs, or layers; got {shown(factory)}"
+        )
+    path = _import_path(factory) or f"<{_plain_name(factory) or 'network'}>"
+    if path.startswith("<"):
+        _local[path] = factory
+    return path
+
+
+def network_factory(text: str) -> Callable[..., Any]:
+    """The function that a recipe names."""
+    if text.startswith("<"):
+        local: Callable[..., Any] = _known(text, "network")
+        return local
+    may_import(text)
+    module, name = module_of(text), attribute_of(text)
+    if module is None or name is None:
+        raise UserError(f"network.factory {shown(text)} names no function: write module:name")
+    found: Callable[..., Any] = _imported(module, name, "network")
+    return found
 
 
 def takes(factory: Factory, name: str) -> bool:
@@ -231,14 +256,14 @@ def _is_env(made: Any) -> bool:
     return isinstance(made, gymnasium.Env)
 
 
-def _imported(module: str, name: str, kind: Literal["Env", "Wrapper"]) -> Any:
+def _imported(module: str, name: str, kind: Literal["Env", "Wrapper", "network"]) -> Any:
     """A class of this kind from anywhere, or a function from a module that is the user's own.
 
     A recipe may come from a stranger, and the functions of installed packages do anything at all.
     """
     import gymnasium
 
-    what = "environment" if kind == "Env" else "wrapper"
+    what = {"Env": "environment", "Wrapper": "wrapper", "network": "network"}[kind]
     findable(module)
     try:
         found: Any = importlib.import_module(module)
@@ -250,10 +275,12 @@ def _imported(module: str, name: str, kind: Literal["Env", "Wrapper"]) -> Any:
         raise UserError(f"{module} has no {name}: it makes no {what}") from None
     except Exception as raised:
         raise UserError(f"importing {module} failed: {type(raised).__name__}: {one_line(raised)}") from raised
-    if isinstance(found, type) and issubclass(found, getattr(gymnasium, kind)):
+    if kind != "network" and isinstance(found, type) and issubclass(found, getattr(gymnasium, kind)):
         return found
-    if inspect.isfunction(found) and _own(sys.modules[found.__module__]):
+    if (inspect.isfunction(found) or inspect.isclass(found)) and _own(sys.modules[found.__module__]):
         return found
+    if kind == "network":
+        raise UserError(f"{module}:{name} makes no network: name a function or class in a module of your own")
     raise UserError(
         f"{module}:{name} makes no {what}: name a class of Gymnasium's {kind}, or a function in a module of your own"
     )

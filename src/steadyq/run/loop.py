@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from steadyq.build import check_memory, computing, device_for, ensemble_for, lea
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.envs import AnyEnv, BadEnvironment, EnvSpec
-from steadyq.envs.factories import Wrapping
+from steadyq.envs.factories import Wrapping, network_text
 from steadyq.errors import UserError, one_line, out_of_memory, shown
 from steadyq.fields import flatten
 from steadyq.monitor.verdict import Alarms
-from steadyq.nets import Ensemble
+from steadyq.nets import Ensemble, ModuleEnsemble
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.callbacks import Callback, Live
@@ -50,6 +50,7 @@ def train(
     env: AnyEnv | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapping] = (),
+    network: Callable[..., Any] | Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -62,7 +63,9 @@ def train(
     """Train the recipe in its run folder, continuing what is there, and evaluate it; returns the folder.
 
     `recipe` is a recipe, or a preset's name. `env` is an environment's name, or a function or class that makes one,
-    called with `env_kwargs`, inside `wrappers` (innermost first); it takes the place of the recipe's. `options` are
+    called with `env_kwargs`, inside `wrappers` (innermost first); it takes the place of the recipe's. `network` is a
+    function of the observation's shape and the number of outputs that returns a `torch.nn.Module` or a description, or
+    the layers themselves: `["conv 32 8 4", "linear 128"]`. `options` are
     fields of the recipe, as on the command line: `{"optim.rate": 2e-3}`. `callbacks` are told what happens, and may
     stop the run. Progress is shown unless `quiet`, or on a `display` of your own.
 
@@ -72,7 +75,7 @@ def train(
     """
     recipe = _resolved(recipe, env, env_kwargs, wrappers)
     changes = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-    recipe = recipe.override({**(options or {}), **changes})
+    recipe = recipe.override({**_network_options(network), **(options or {}), **changes})
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UserError(f"callbacks are objects of a class that extends steadyq.Callback; got {shown(callback)}")
@@ -107,6 +110,15 @@ def train(
     finally:
         writer.close()
     return folder
+
+
+def _network_options(network: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:
+    """An own network as fields of a recipe."""
+    if network is None:
+        return {}
+    if isinstance(network, list | tuple):
+        return {"network.kind": "layers", "network.layers": tuple(network)}
+    return {"network.kind": "own", "network.factory": network_text(network)}
 
 
 def _resolved(
@@ -165,7 +177,7 @@ def _going_on(recipe: Recipe, before: int) -> str:
 
 def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]:
     """What is going to be trained, where and on what, in lines."""
-    size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
+    size = sum(math.prod(shape[1:]) for shape in ensemble.shapes().values())
     masks = ", of which the environment says what may be played" * spec.masked
     where, operator = computing(ensemble, device_for(recipe)), recipe.operator
     seen = (
@@ -181,7 +193,20 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         f"exchange {operator.exchange}, forbid {operator.forbid}, ceiling {operator.ceiling}; "
         f"estimator {recipe.estimator.kind}; resets {recipe.regulation.intervention}",
         f"computing on {where['device']}: form {where['form']}, {where['precision']}",
+        *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
     ]
+
+
+def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
+    """What it costs that the members of a module run one after another."""
+    one, every = (
+        seconds_per_update(recipe.override({"ensemble.members": members}), spec)
+        for members in (1, recipe.ensemble.members)
+    )
+    return (
+        f"{recipe.network.factory} is a module: its {recipe.ensemble.members} members run one after another, "
+        f"{every * 1e3:.1f} ms an update where one takes {one * 1e3:.1f}; described in layers they run together"
+    )
 
 
 def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[Callback]) -> None:

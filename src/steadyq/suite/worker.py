@@ -31,7 +31,8 @@ END = "# that is all\n"
 
 def search_path(recipe: Recipe) -> list[str]:
     """Where a run's process finds this package, and the module of the user's own environment if it has one."""
-    return [str(Path(__file__).parents[2]), *map(str, folders_of(recipe.env, recipe.protocol.wrappers))]
+    own = folders_of(recipe.env, (*recipe.protocol.wrappers, recipe.network.factory))
+    return [str(Path(__file__).parents[2]), *map(str, own)]
 
 
 def isolated(environment: Mapping[str, str]) -> dict[str, str]:
