@@ -25,7 +25,7 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
     actions = draw.integers(4, size=3000)
     shown: list[torch.Tensor] = []
 
-    def policy(observation: torch.Tensor) -> np.ndarray:
+    def policy(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
         shown.append(observation.clone())
         return actions[len(shown) - 1 : len(shown)]
 
@@ -43,7 +43,7 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
     assert lives == 5
 
 
-def idle(observation: torch.Tensor) -> np.ndarray:
+def idle(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
     return np.zeros(len(observation), np.int64)
 
 

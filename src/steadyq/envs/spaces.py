@@ -4,12 +4,14 @@ An image is a Box of three dimensions, or of two if it holds bytes. Anything els
 choices (Discrete, MultiDiscrete) as one-hot, the parts of a Tuple or Dict one after another.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from steadyq.envs.vector import Array
 from steadyq.errors import UserError
@@ -138,6 +140,24 @@ class Actions:
     def rule(self) -> str:
         """How many choices are behind an action, in words; nothing where it is one."""
         return f", each {len(self.choices)} choices of {' x '.join(map(str, self.choices))}" if self.choices else ""
+
+    def allowed(self, mask: Any) -> NDArray[np.bool_]:
+        """A mask of the environment's as one for each numbered action; raises ValueError with what is wrong with it.
+
+        For several choices it is one mask after another, as sb3-contrib has them, or one of all combinations.
+        """
+        array = _numbers(mask) if not isinstance(mask, tuple | list) else np.concatenate(list(map(np.ravel, mask)))
+        if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+            raise ValueError(f"{short(mask)}, which is not of zeros and ones,")
+        flat: NDArray[np.bool_] = array.ravel().astype(np.bool_)
+        if self.choices and array.shape != self.choices and len(flat) == sum(self.choices):
+            each = np.split(flat, np.cumsum(self.choices)[:-1])
+            flat = functools.reduce(np.logical_and.outer, each).ravel()
+        if len(flat) != self.count:
+            raise ValueError(f"an array of shape {array.shape}, where there are {self.count} actions,")
+        if not flat.any():
+            raise ValueError("nothing but zeros: no action may be played,")
+        return flat
 
     def __getitem__(self, action: int) -> Any:
         """What the environment calls the action of this number."""
