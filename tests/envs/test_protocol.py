@@ -11,6 +11,7 @@ import pytest
 from steadyq import envs
 from steadyq.envs import Protocol, protocol
 from steadyq.errors import UserError
+from steadyq.fields import toml
 
 ATARI = envs.protocol_for("Atari/Pong")
 
@@ -34,6 +35,9 @@ def test_atari_100k_as_the_paper_plays_it():
         "train_start_level": 0,
         "test_levels": 0,
         "test_start_level": 0,
+        "kwargs": (),
+        "wrappers": (),
+        "masks": "given",
     }
 
 
@@ -67,11 +71,9 @@ def test_what_cannot_be_is_refused_in_one_line(field, value, message):
 def test_defaults_know_their_backend_and_survive_toml(backend):
     default = protocol.DEFAULTS[backend]
     assert default.backend == backend
-    text = "\n".join(
-        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
-        for name, value in dataclasses.asdict(default).items()
-    )
-    assert Protocol(**tomllib.loads(text)) == default
+    text = "\n".join(f"{name} = {toml(value)}" for name, value in dataclasses.asdict(default).items())
+    table = {name: tuple(value) if isinstance(value, list) else value for name, value in tomllib.loads(text).items()}
+    assert Protocol(**table) == default
 
 
 def test_a_label_says_what_differs_from_the_rules_of_that_name():

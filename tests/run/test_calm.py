@@ -186,7 +186,10 @@ def stop() -> None:
     raise Interrupted
 
 
-def test_a_kill_between_result_and_clean_up_leaves_no_replay_buffer_for_ever(tmp_path: Path) -> None:
+def test_a_kill_between_result_and_clean_up_leaves_no_replay_buffer_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadyq.run.folder.SMALL_REPLAY", 0)
     replay = train(small(), run=tmp_path / "run").checkpoints()[-1] / "replay.safetensors"
     assert not replay.exists()
     replay.write_bytes(b"as it was")
@@ -198,7 +201,8 @@ def test_a_kill_between_result_and_clean_up_leaves_no_replay_buffer_for_ever(tmp
     assert not replay.exists()
 
 
-def test_a_sweep_sees_to_its_finished_runs_too(tmp_path: Path) -> None:
+def test_a_sweep_sees_to_its_finished_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadyq.run.folder.SMALL_REPLAY", 0)
     study = read_study('games = ["CartPole-v1"]\nseeds = 1\n', "mini").changed(
         settings={**SMALL, "steps": 120, "network.hidden": [8]}
     )

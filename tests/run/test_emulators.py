@@ -93,7 +93,7 @@ def test_games_follow_from_the_seed_in_their_own_order() -> None:
     name, episodes = "Gymnasium/CartPole-v1", 40
     protocol = envs.protocol_for(name)
 
-    def left(observation: torch.Tensor) -> np.ndarray:
+    def left(observation: torch.Tensor, allowed: object) -> np.ndarray:
         return np.zeros(len(observation), np.int64)
 
     games = play_games(left, name, protocol, episodes=episodes, seed=3)

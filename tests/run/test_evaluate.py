@@ -27,7 +27,7 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
     actions = draw.integers(4, size=3000)
     shown: list[torch.Tensor] = []
 
-    def policy(observation: torch.Tensor) -> np.ndarray:
+    def policy(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
         shown.append(observation.clone())
         return actions[len(shown) - 1 : len(shown)]
 
@@ -48,9 +48,9 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
 def test_evaluation_shows_what_the_environment_shows() -> None:
     shown: list[torch.Tensor] = []
 
-    def policy(observation: torch.Tensor) -> np.ndarray:
+    def policy(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
         shown.append(observation.clone())
-        return idle(observation)
+        return idle(observation, allowed)
 
     (game,) = play_games(policy, "CartPole-v1", envs.protocol_for("CartPole-v1"), episodes=1, seed=0)
     alone = gymnasium.make("CartPole-v1")
@@ -58,7 +58,7 @@ def test_evaluation_shows_what_the_environment_shows() -> None:
     assert torch.equal(torch.cat(shown), torch.from_numpy(np.stack(expected)))
 
 
-def idle(observation: torch.Tensor) -> np.ndarray:
+def idle(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
     return np.zeros(len(observation), np.int64)
 
 

@@ -191,6 +191,80 @@ def test_a_run_stopped_and_continued_equals_an_uninterrupted_one(name: str, tmp_
         assert folder.result["resets"] > 0
 
 
+LONGER = {
+    "resets due at the last step, evaluated on the way": cartpole(
+        **{"regulation.threshold": 1.0, "evaluation.every": 60, "evaluation.interim_episodes": 2}
+    ),
+    "three lanes, one member a game": cartpole(
+        **{"protocol.lanes": 3, "ensemble.act": "member", "replay.n_step": 3, "protocol.max_frames": 15}
+    ),
+    "planned resets": RECIPES["CartPole, one member a game, some learn, scheduled resets"].override(
+        {"regulation.period": 28, "regulation.last": 200, "protocol.lanes": 1}
+    ),
+    "recycled units": RECIPES["CartPole, redo"],
+    "MinAtar": minatar(),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_finished_run_trained_longer_equals_one_that_was_asked_for_all_of_it(name: str, tmp_path: Path) -> None:
+    recipe = LONGER[name].override({"record.checkpoint_every": 141})
+    for steps in (120, 180, 300):
+        train(recipe, steps=steps, run=tmp_path / "parts", quiet=True)
+        assert (tmp_path / "parts" / "result.json").is_file()
+    train(recipe, steps=300, run=tmp_path / "whole", quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    folder = RunFolder(tmp_path / "parts")
+    assert folder.recipe.steps == 300
+    assert json.loads((folder.path / "result-120.json").read_text())["steps"] == 120
+    resets = {event["step"] for event in folder.events() if event["event"] == "reset"}
+    if name == "resets due at the last step, evaluated on the way":
+        assert {120, 180} <= resets
+        assert 300 not in resets
+        evaluated = [event["step"] for event in folder.events() if event["event"] == "evaluation"]
+        assert evaluated == [60, 120, 180, 240]  # at 300 a reset is due that is held back
+    if name == "planned resets":
+        assert {120, 176} & resets  # at 120 steps 28 updates are made
+
+
+def test_a_run_killed_while_it_is_trained_longer_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    recipe = cartpole(**{"regulation.threshold": 1.0, "record.checkpoint_every": 1000})
+    train(recipe, steps=240, run=tmp_path / "whole", quiet=True)
+    train(recipe, steps=120, run=tmp_path / "parts", quiet=True)
+
+    class Broken(Display):
+        def step(self, training: Training, row: dict[str, Any] | None) -> None:
+            if training.step_count == 170:
+                raise MemoryError
+
+    with pytest.raises(MemoryError):
+        train(recipe, steps=240, run=tmp_path / "parts", display=Broken())
+    train(recipe, steps=240, run=tmp_path / "parts", quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_fewer_steps_and_a_run_without_its_replay_buffer_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = cartpole(steps=120)
+    train(recipe, run=tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match="is a run of 120 steps, and 100 are asked for: say --steps 120"):
+        train(recipe, steps=100, run=tmp_path / "run", quiet=True)
+    assert train(recipe, run=tmp_path / "run").finished(recipe)
+    assert "already finished" in capsys.readouterr().out
+    train(recipe, steps=160, run=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert (
+        "training longer: 160 steps in place of 120; what is scheduled stays as it was (explore.epsilon 1 -> " in said
+    )
+    monkeypatch.setattr("steadyq.run.folder.SMALL_REPLAY", 100)
+    dropped = recipe.override({"record.keep_replay": False})
+    train(dropped, run=tmp_path / "dropped", quiet=True)
+    with pytest.raises(UserError, match="cannot be trained longer: it finished without its replay buffer"):
+        train(dropped, steps=160, run=tmp_path / "dropped", quiet=True)
+    assert RunFolder(tmp_path / "dropped").recipe.steps == 120
+
+
 def test_a_run_killed_without_warning_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     """The in-process half of the SIGKILL test: nothing runs after the fatal step, no handler, no save."""
 
