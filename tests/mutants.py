@@ -2,8 +2,8 @@
 
 First every test of `TESTS` runs once, traced, to learn which lines it runs (build/mutants.json keeps that until a file
 changes). Then each mutant of a seeded sample is written into a copy of the sources, and the tests that run its line are
-run in a process of their own until one fails. A mutant survives if none does.
-What the file of results holds already is not run again; `--again` runs its survivors once more.
+run in a process of their own until one fails. A mutant survives if none does. What the file of results holds already is
+not run again; `--again` runs once more those that survived, except where tests/mutants.toml says why.
 """
 
 import argparse
@@ -260,7 +260,7 @@ class FirstFailure:
         pass
 
 
-def lines_of_tests(copy: Copy, begins: str) -> dict[str, Any]:
+def lines_of_tests(copy: Copy, begins: tuple[str, ...]) -> dict[str, Any]:
     """What every file of tests whose name begins so runs, by test; those that have not changed are not run again."""
     known = json.loads(LINES.read_text()) if LINES.exists() else {}
     everything = hashlib.sha256(b"".join(sources().values()))
@@ -327,6 +327,15 @@ def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[lis
     return chosen, total
 
 
+def explained() -> dict[tuple[str, str, str], str]:
+    """Why mutants survive, by where and what they are: the survivors of tests/mutants.toml."""
+    return {_place(one): one["why"] for one in tomllib.loads(NAMED.read_text()).get("survivor", ())}
+
+
+def _place(one: dict[str, Any]) -> tuple[str, str, str]:
+    return one["file"], one["before"], one["after"]
+
+
 class Results:
     """The file of results: what is done is not done again."""
 
@@ -335,7 +344,8 @@ class Results:
         self.record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         self.kept: dict[str, Any] = self.record.get(section, {}).get("mutants", {})
         if again:
-            self.kept = {name: one for name, one in self.kept.items() if one["killed_by"]}
+            known = explained()
+            self.kept = {name: one for name, one in self.kept.items() if one["killed_by"] or _place(one) in known}
         code = "import json; from steadyq.run.provenance import provenance; print(json.dumps(provenance()))"
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -390,7 +400,7 @@ def run(sample: list[Mutant], lines: dict[str, Any], copies: list[Copy], results
 
 def table(file: Path) -> str:
     """What a file of results says, as docs/promises.md shows it; why mutants survive is in tests/mutants.toml."""
-    record, known = json.loads(file.read_text()), tomllib.loads(NAMED.read_text())
+    record, known = json.loads(file.read_text()), explained()
     lines = ["| broken | in | noticed by |", "|---|---|---|"]
     for one in record["named"]["mutants"].values():
         lines.append(f"| {one['kind']} | `{one['file']}` | `{one['killed_by']}` |")
@@ -399,12 +409,10 @@ def table(file: Path) -> str:
     shares = ", ".join(f"{ends.get(end, 0)} {end}" for end in ("killed", "survived", "untested"))
     lines += ["", f"{total} mutants, seed 0: {shares} ({ends['killed'] / total:.0%} killed).", ""]
     lines += ["| survivor | becomes | why |", "|---|---|---|"]
-    why = {(one["file"], one["before"], one["after"]): one["why"] for one in known.get("survivor", ())}
     for one in record["sample"]["mutants"].values():
         if not one["killed_by"]:
             before, after = (" ".join(one[name].split()).replace("|", "\\|") for name in ("before", "after"))
-            reason = why.get((one["file"], one["before"], one["after"]), "not explained")
-            lines.append(f"| `{one['file']}`: `{before}` | `{after}` | {reason} |")
+            lines.append(f"| `{one['file']}`: `{before}` | `{after}` | {known.get(_place(one), 'not explained')} |")
     return "\n".join(lines) + "\n"
 
 
@@ -427,9 +435,9 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="only mutants whose name (file:line:...) begins so")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
-    parser.add_argument("--tests", default="tests", help="only files of tests whose name begins so")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="only files of tests whose names begin so")
     parser.add_argument("--named", action="store_true", help="instead of a sample, the breaks that have names here")
-    parser.add_argument("--again", action="store_true", help="run the survivors of the file once more")
+    parser.add_argument("--again", action="store_true", help="run survivors that are not explained once more")
     parser.add_argument("--show", action="store_true", help="run nothing, print what the file of results says")
     given = parser.parse_args()
     if given.show:
@@ -448,7 +456,7 @@ def main() -> None:
         copies = [Copy(Path(place) / str(number)) for number in range(given.workers)]
         left = [one for one in sample if one.name not in results.kept]
         print(f"{len(every)} mutants, {len(sample)} drawn, {len(left)} to run", flush=True)
-        lines = lines_of_tests(copies[0], given.tests)
+        lines = lines_of_tests(copies[0], tuple(given.tests))
         run(left, lines, copies, results, given.seconds)
     ends = Counter(bool(results.kept[one.name]["killed_by"]) for one in sample)
     print(f"{ends[True]} of {len(sample)} killed ({ends[True] / max(1, len(sample)):.0%})")
