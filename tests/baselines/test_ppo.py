@@ -51,6 +51,7 @@ def test_impala_is_the_published_network() -> None:
     assert sum(p.numel() for p in network.parameters()) == weights == 622_144
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_killed_run_continues_to_the_same_end_and_is_read_like_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ if INTERPRETED:
     from steadyq.device.kernels.tiles import Config
 
 
+@pytest.mark.slow
 @outside
 def test_under_the_interpreter() -> None:
     run_interpreted(__file__)

@@ -21,6 +21,7 @@ if INTERPRETED:
     from steadyq.nets.joining import Joined, parts
 
 
+@pytest.mark.slow
 @outside
 def test_under_the_interpreter() -> None:
     run_interpreted(__file__)

@@ -14,6 +14,7 @@ def nothing_broken(count: Count, at_least: int) -> None:
     assert count.total >= at_least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "kills"), [("CartPole", 12), ("MinAtar", 6), ("Atari", 2), ("Procgen", 2)])
 def test_kills(backend: str, kills: int, tmp_path: Path) -> None:
     if backend == "Procgen":
@@ -21,6 +22,7 @@ def test_kills(backend: str, kills: int, tmp_path: Path) -> None:
     nothing_broken(kill_runs(backend, kills, seed=0, place=tmp_path), kills)
 
 
+@pytest.mark.slow
 def test_kills_of_a_sweep(tmp_path: Path) -> None:
     nothing_broken(kill_sweeps(2, seed=0, place=tmp_path), 2)
 

@@ -25,6 +25,7 @@ MINIATURE = {
 }
 
 
+@pytest.mark.slow
 def test_atari_run_of_six_hundred_steps(tmp_path: Path) -> None:
     recipe = sq.presets.steady("Atari/Breakout", "tiny", steps=600, **MINIATURE, **{"replay.every": 10})
     result = sq.train(recipe, run=tmp_path / "run").result

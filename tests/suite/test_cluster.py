@@ -249,6 +249,7 @@ def test_a_cluster_started_here_keeps_to_this_machine_and_asks_for_a_token(
     assert not changed & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
     cluster: Any, study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +297,7 @@ def test_a_killed_worker_and_a_killed_node_change_nothing_in_the_end(
         assert results[0]["returns"] == results[1]["returns"]
 
 
+@pytest.mark.slow
 def test_a_stop_saves_every_run_and_the_next_sweep_continues(cluster: Any, study: Study, tmp_path: Path) -> None:
     out = tmp_path / "cluster"
     folders = [out / run.name for run in study.runs()]
@@ -320,6 +322,7 @@ def test_a_stop_saves_every_run_and_the_next_sweep_continues(cluster: Any, study
     assert resumed(folders[0])
 
 
+@pytest.mark.slow
 def test_a_sweep_through_a_client_server_finishes_runs_and_is_stopped_as_here(
     client_server: str, tmp_path: Path
 ) -> None:

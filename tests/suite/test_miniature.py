@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
@@ -64,6 +65,7 @@ def sweep(study: Study, out: Path) -> tuple[int, str]:
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_study_survives_a_kill_and_ends_with_its_figure(tmp_path: Path) -> None:
     (tmp_path / "mini.toml").write_text(STUDY)
     out, words = tmp_path / "sweep", tmp_path / "words.txt"
