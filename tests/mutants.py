@@ -377,7 +377,7 @@ def run(sample: list[Mutant], lines: dict[str, Any], copies: list[Copy], results
                 copy, source = free.pop(), texts[mutant.file]
                 copy.write(mutant.file, source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
                 process = copy.tests(["-x", *tests], FirstFailure(copy.place / "failed"))
-                busy[process] = mutant, copy, len(tests), time.monotonic() + 120 + 20 * expected
+                busy[process] = mutant, copy, len(tests), time.monotonic() + 60 + 6 * expected
             for process, (mutant, copy, number, deadline) in list(busy.items()):
                 late = time.monotonic() > deadline
                 if late:
