@@ -101,8 +101,8 @@ def mutants(file: str, source: bytes) -> Iterator[Mutant]:
                 last = max(node.lineno, getattr(body[0], "lineno", node.lineno + 1) - 1)
             around = range(node.lineno, last + 1)
         yield from own(node, made)
-        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert) or getattr(node, "arg", "") == "strict":
-            return  # messages, and zip's own check
+        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
+            return
         for name, value in ast.iter_fields(node):
             if name not in ("annotation", "returns", "decorator_list", "type_comment"):
                 for child in value if isinstance(value, list) else [value]:
