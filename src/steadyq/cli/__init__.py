@@ -51,7 +51,7 @@ def _explained(error: Exception) -> tuple[int, str]:
         return 1, f"memory has run out ({one_line(error)}); what a run had saved stays, and the same command continues"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return 2 if error.errno in WRONG else 1, f"{where}{error.strerror}"
+        return 2 if error.errno in WRONG else 1, str(UserError(f"{where}{error.strerror}"))
     return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 
