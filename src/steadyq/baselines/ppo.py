@@ -99,7 +99,8 @@ class Ppo:
     def meta(self) -> dict[str, Any]:
         """What the run says of itself."""
         said = {"name": "ppo", "evaluation": "actions are sampled", **dataclasses.asdict(self)}
-        return {**said, "protocol": dataclasses.asdict(self.protocol)}
+        rules = dataclasses.asdict(self.protocol).items()
+        return {**said, "protocol": {name: list(rule) if isinstance(rule, tuple) else rule for name, rule in rules}}
 
 
 def train_ppo(ppo: Ppo, run: Path | str, say: Callable[[str], None] = lambda line: None) -> RunFolder:
