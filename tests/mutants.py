@@ -305,7 +305,7 @@ class _Later:
 def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[list[str], float]:
     """The tests that run a mutant's line, as many as fit into the time.
 
-    The fastest four of every file come first, then the next four, and so on; its own folder's before others'.
+    Quick tests of the module's own file come first; then the fastest four of every file, the next four, and so on.
     """
     found = []
     for file, known in lines.items():
@@ -318,7 +318,10 @@ def covering(mutant: Mutant, lines: dict[str, Any], seconds: float) -> tuple[lis
             for test, own in known["tests"].items()
             if everyone or not set(mutant.around).isdisjoint(own["lines"].get(mutant.file, ()))
         )
-        found += [(turn // 4, far, file, own_seconds, test) for turn, (own_seconds, test) in enumerate(tests)]
+        found += [
+            (far > 0 or own_seconds > 1, turn // 4, far, file, own_seconds, test)
+            for turn, (own_seconds, test) in enumerate(tests)
+        ]
     chosen, total = [], 0.0
     for *_, own_seconds, test in sorted(found):
         if not chosen or total + own_seconds <= seconds:
