@@ -78,6 +78,8 @@ OUT_OF_RANGE = [
     ("network.strides", (1, 2, 3, 2), "network.strides must be between 1 and 2, got 3"),
     ("network.strides", (1, 2, 2), "network.strides needs 4 whole numbers, got (1, 2, 2)"),
     ("ensemble.members", 0, "ensemble.members must be between 1 and 256, got 0"),
+    ("auxiliary.steps", 0, "auxiliary.steps must be between 1 and 100, got 0"),
+    ("auxiliary.weight", -1.0, "auxiliary.weight must be at least 0, got -1"),
     ("estimator.quantiles", 0, "estimator.quantiles must be between 1 and 1000, got 0"),
     ("estimator.kappa", 0, "estimator.kappa must be at least 1e-06, got 0"),
     ("regulation.threshold", 0.5, "regulation.threshold must be at least 1, got 0.5"),
@@ -177,6 +179,13 @@ def test_other_contradictions() -> None:
     with pytest.raises(UserError, match=r"replay.warmup 319 ends before the first 20-step transition of 16 lanes"):
         BASE.override(early)
     BASE.override({**early, "replay.warmup": 320})
+    ahead = {**few, "replay.n_step": 1, "auxiliary.kind": "spr", "auxiliary.steps": 4}
+    with pytest.raises(
+        UserError, match=r"leaves 4 steps for each of 16 lanes: auxiliary.steps 4 and stack 4 need more"
+    ):
+        BASE.override(ahead)
+    with pytest.raises(UserError, match=r"auxiliary.steps 7 contradicts auxiliary.kind none: only spr has it"):
+        BASE.override({"auxiliary.steps": 7})
 
 
 AXES = {

@@ -24,6 +24,7 @@ from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
+from steadyq.value.auxiliary import SelfPrediction
 from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator
@@ -91,7 +92,14 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     """One member's network for the environment's observations and actions."""
     network, section = _network_for(recipe, spec), recipe.network
     atoms = estimator_for(recipe).atoms
-    network = replace(network, atoms=atoms, dueling=section.dueling, norm=section.norm, initial=section.initial)
+    network = replace(
+        network,
+        atoms=atoms,
+        dueling=section.dueling,
+        norm=section.norm,
+        initial=section.initial,
+        transition=0 if auxiliary_for(recipe) is None else spec.num_actions,
+    )
     if isinstance(network, ResNet | Impala):
         network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
     return network
@@ -146,6 +154,17 @@ def operator_for(recipe: Recipe) -> Operator:
             return Double()
         case "maxmin":
             return Maxmin()
+    assert_never(section.kind)
+
+
+def auxiliary_for(recipe: Recipe) -> SelfPrediction | None:
+    """The loss beside the values', if there is one."""
+    section = recipe.auxiliary
+    match section.kind:
+        case "none":
+            return None
+        case "spr":
+            return SelfPrediction(section.steps, section.weight)
     assert_never(section.kind)
 
 
@@ -212,6 +231,7 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
         batch=recipe.replay.batch,
         masked=recipe.ensemble.learn == "some",
         augmented=augmentation_for(recipe, spec).active,
+        future=recipe.auxiliary.future,
     )
 
 
@@ -253,15 +273,16 @@ def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, devic
         hard_copy_every=optim.hard_copy_every,
         unit_steps=recipe.regulation.intervention == "recycle",
     )
-    ensemble = ensemble_for(recipe, spec)
-    return Learner(ensemble, estimator_for(recipe), operator_for(recipe), settings, generator, device)
+    axes = ensemble_for(recipe, spec), estimator_for(recipe), operator_for(recipe)
+    return Learner(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
 def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
     """An empty replay buffer."""
     section = recipe.replay
     sampling = Sampling(section.alpha, section.beta, section.epsilon)
-    return Ring(spec, section.capacity, steps=section.largest_n, sampling=sampling, device=device)
+    steps, future = section.largest_n, recipe.auxiliary.future
+    return Ring(spec, section.capacity, steps=steps, future=future, sampling=sampling, device=device)
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from steadyq import envs
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import (
+    AuxiliarySection,
     EnsembleSection,
     EstimatorSection,
     EvaluationSection,
@@ -89,13 +90,14 @@ def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
 
 
 def bbf(env: str, scale: str = "", **changes: Any) -> Recipe:
-    """BBF without its self-predictive loss: one wide categorical network, double, reset and annealed in cycles."""
+    """BBF: one wide categorical network, double, a self-predictive loss, reset and annealed in cycles."""
     base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
     image = base.network.kind == "resnet"
     wide = NetworkSection(kind="impala", width=4, hidden=(2048,), renormalise=True)  # [BBF]
     recipe = replace(
         base,
         network=replace(wide if image else base.network, dueling=True, initial="xavier"),  # [BBF]
+        auxiliary=AuxiliarySection(kind="spr", steps=5, weight=5.0),  # [BBF] jumps, spr_weight
         replay=replace(base.replay, alpha=0.5, beta=0.5, epsilon=1e-10),  # [BBF] p = sqrt(loss), weights p^-1/2
         optim=replace(base.optim, epsilon=1.5e-4, decay=0.1, clip=math.inf),  # [BBF] AdamW, no clipping
     )

@@ -190,6 +190,31 @@ class EstimatorSection:
 
 
 @dataclass(frozen=True)
+class AuxiliarySection:
+    """A loss beside the values', which asks the encoder for more than they do."""
+
+    kind: Literal["none", "spr"] = "none"
+    """spr: each member predicts what its target network will make of the next observations (SPR)."""
+    steps: int = 5
+    """How far it looks ahead."""
+    weight: float = 5.0
+    """What it is multiplied by."""
+
+    owners: ClassVar[Owners] = {"steps": ("kind", ("spr",)), "weight": ("kind", ("spr",))}
+
+    @property
+    def future(self) -> int:
+        """Steps after a transition that replay must hand out with it."""
+        return 0 if self.kind == "none" else self.steps
+
+    def __post_init__(self) -> None:
+        """Check ranges, and refuse fields that the kind does not have."""
+        within("auxiliary.steps", self.steps, 1, 100)
+        within("auxiliary.weight", self.weight, 0)
+        refuse_foreign(self, "auxiliary")
+
+
+@dataclass(frozen=True)
 class RegulationSection:
     """Axis 3: when layers are intervened on, and how. Spike ratios are measured and logged either way."""
 
@@ -438,6 +463,7 @@ class Recipe:
     ensemble: EnsembleSection = field(default_factory=EnsembleSection)
     operator: OperatorSection = field(default_factory=OperatorSection)
     estimator: EstimatorSection = field(default_factory=EstimatorSection)
+    auxiliary: AuxiliarySection = field(default_factory=AuxiliarySection)
     regulation: RegulationSection = field(default_factory=RegulationSection)
     replay: ReplaySection = field(default_factory=ReplaySection)
     optim: OptimSection = field(default_factory=OptimSection)
@@ -452,11 +478,13 @@ class Recipe:
         within("steps", self.steps, 1)
         within("seed", self.seed, 0, 2**31 - 1)
         slots = self.replay.capacity // self.protocol.lanes
-        n = self.replay.largest_n
+        n, what = self.replay.largest_n, "n_step"
+        if n < self.auxiliary.future:
+            n, what = self.auxiliary.future, "auxiliary.steps"
         if slots < n + self.protocol.stack:
             raise UserError(
                 f"replay.capacity {self.replay.capacity} leaves {slots} steps for each of {self.protocol.lanes} lanes: "
-                f"n_step {n} and stack {self.protocol.stack} need more"
+                f"{what} {n} and stack {self.protocol.stack} need more"
             )
         first = self.protocol.lanes * n
         if self.replay.warmup < first:

@@ -16,7 +16,7 @@ from steadyq.run.loop import train
 from steadyq.run.update import Draws
 from steadyq.value.learner import Learner
 from steadyq.value.operators import take
-from steadyq.value.shapes import Batch, Draw, Values
+from steadyq.value.shapes import Batch, Draw, Future, Values
 
 KEYS = (1, 0, 0, 1, 1, 0)  # the action that leads on, place by place: no constant policy arrives
 LENGTH = len(KEYS)
@@ -54,10 +54,12 @@ def registered() -> Iterator[None]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_learns_a_chain(preset: str, tmp_path: Path) -> None:
-    recipe = recipe_for(preset, "SteadyChain-v0").override(
+    recipe = recipe_for(preset, "SteadyChain-v0")
+    hidden = (32,) if recipe.auxiliary.kind == "none" else (32, 32)  # a latent to predict
+    recipe = recipe.override(
         {
             "steps": 1200,
-            "network.hidden": (32,),
+            "network.hidden": hidden,
             "replay.warmup": 100,
             "replay.every": 2,
             "optim.gamma": 0.9,
@@ -98,6 +100,10 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
         each = one.estimator.loss(z, y[i : i + 1])
         losses.append(each.detach())
         keep = draw.keep[i : i + 1]
+        if one.auxiliary is not None:
+            goal = one.auxiliary.goal(one.ensemble, one.target, batch)
+            _, predicted = one.auxiliary.predict(one.ensemble, leaves, batch)
+            each = each + one.auxiliary.weight * one.auxiliary.loss(predicted, goal, batch)
         loss = (batch.weight * each * keep).mean()
         gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         with torch.no_grad():
@@ -124,12 +130,14 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
     draws, rng = Draws(recipe, spec), np.random.default_rng(0)
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
-        see = torch.rand(2, count, LENGTH, generator=generator)
+        see = torch.rand(7, count, LENGTH, generator=generator)
         reward = torch.randint(-1, 2, (count,), generator=generator).float()
         action = torch.randint(2, (count,), generator=generator)
         discount = 0.9 * (torch.rand(count, generator=generator) > 0.2)
         weight, index = torch.rand(count, generator=generator), torch.arange(count)
-        batch = Batch(see[0], action, reward, discount, see[1], weight, index, index, reward > 0)
+        known = torch.rand(5, count, generator=generator) > 0.2
+        future = Future(see[2:], torch.randint(2, (5, count), generator=generator), known)
+        batch = Batch(see[0], action, reward, discount, see[1], weight, index, index, reward > 0, future)
         draw = draws.layout.unpack(torch.from_numpy(draws(rng, forbids=preset == "steady", step=0, since=step)))
         mine, theirs = stacked.update(batch, draw), update_apart(apart, batch, draw)
         torch.testing.assert_close(mine.priority, theirs, rtol=1e-4, atol=1e-6)

@@ -116,6 +116,19 @@ RECIPES = {
             "ensemble.act": "optimistic",
         }
     ),
+    "MinAtar, bbf with its self-prediction": presets.bbf("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "replay.shift": 1,
+            "replay.intensity": 0.05,
+            "regulation.threshold": 6.0,
+            "regulation.period": 30,
+            "regulation.last": 0,
+        }
+    ),
     "MinAtar, sticky": minatar(),
     "Atari": atari(),
 }

@@ -86,7 +86,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
             z = learner.ensemble.forward(leaves, piece.observation, tap.around)
             each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
             with tap.measuring(learner.ensemble):
-                found = torch.autograd.grad(each.sum() / count, list(leaves.values()))
+                found = torch.autograd.grad(each.sum() / count, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(leaves, found, strict=True):
             gradients[name] += gradient
         share = len(piece.action) / count

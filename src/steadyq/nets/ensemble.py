@@ -8,9 +8,11 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from steadyq.nets.forms import Form, Kernels, Loop, Stacked, check
-from steadyq.nets.layers import Executor, Layer, LayerNorm, Network
+from steadyq.nets.layers import Executor, Layer, LayerNorm, Network, Wiring
+from steadyq.nets.prediction import Projection, Rollout
 
 Params = dict[str, Tensor]
 """Parameters by name, each stacked over members in its first dimension."""
@@ -76,26 +78,57 @@ class Ensemble:
 
         `around` may wrap what executes the pieces, to look at what lies between them.
         """
-        check(self.network, self.form)
+        (z,) = self._run(self.network, params, observation, around=around)
+        return self._values(z)
+
+    def predict(self, params: Params, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z, and what every member predicts of its own projections after the actions [step, batch]:
+        [member, step, batch, unit].
+        """
+        chosen = functional.one_hot(action, self.network.transition).to(self.dtype)
+        z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen)
+        return self._values(z), predicted.reshape(self.members, *action.shape, -1)
+
+    def project(self, params: Params, observation: Tensor) -> Tensor:
+        """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
+        return self._run(Projection(self.network), params, observation)[0]
+
+    def _values(self, z: Tensor) -> Tensor:
+        return z.view(self.members, -1, self.actions, self.atoms)
+
+    def _run(
+        self,
+        wiring: Wiring,
+        params: Params,
+        observation: Tensor,
+        actions: Tensor | None = None,
+        around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What the wiring makes of the observations, members first."""
+        check(wiring, self.form)
         x = observation.to(self.dtype)
         x = x / self.pixel_max if self.pixel_max != 1 else x
-        layers, wire, wrapped = partial(self.layer, params), self.network.wire, around or _itself
+        layers, wrapped = partial(self.layer, params), around or _itself
         match self.form:
             case "loop":
-                z = torch.stack([wire(wrapped(Loop(layers, member)), x) for member in range(self.members)])
+                runs = [Loop(layers, member, actions=actions) for member in range(self.members)]
+                found = [_several(wiring.wire(wrapped(run), x)) for run in runs]
+                return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
             case "stacked":
-                z = wire(wrapped(Stacked(layers, self.members, x)), x)
+                return _several(wiring.wire(wrapped(Stacked(layers, self.members, x, actions=actions)), x))
             case "kernels":
-                run, seen = Kernels(layers, self.members), _channels_last(x)
-                z = run.whole(self.network, seen) if around is None else wire(around(run), seen)
-            case _:
-                assert_never(self.form)
-        return z.view(self.members, x.shape[0], self.actions, self.atoms)
+                run, seen = Kernels(layers, self.members, actions=actions), _channels_last(x)
+                return run.whole(wiring, seen) if around is None else _several(wiring.wire(around(run), seen))
+        assert_never(self.form)
 
     def layer(self, params: Params, name: str) -> tuple[Layer, Tensor, Tensor]:
         """A layer with its weight and bias as it computes."""
         dtype = torch.float32 if name in self.network.heads else self.dtype
         return self.network.layers[name], params[f"{name}.weight"].to(dtype), params[f"{name}.bias"].to(dtype)
+
+
+def _several(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _itself(run: Executor[Tensor]) -> Executor[Tensor]:

@@ -156,6 +156,28 @@ class Executor(Protocol[T]):
     def dueling(self, value: T, advantage: T) -> T:
         """V + A - mean of A over actions, from flat `[..., atom]` and `[..., action * atom]`."""
 
+    def acted(self, x: T, step: int) -> T:
+        """A latent and the action taken so many steps later: planes behind its channels, or numbers behind its units,
+        of which the action's are 1 and the others 0.
+        """
+
+    def together(self, *batches: T) -> T:
+        """Several batches as one, in their order."""
+
+
+class Wiring(Protocol):
+    """Layers by name, and how some of them are run on an observation."""
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """All layers, whether this runs them or not."""
+
+    def __hash__(self) -> int:
+        """Descriptions are values."""
+
+    def wire(self, run: Executor[T], x: T) -> T | tuple[T, ...]:
+        """Run on x; the last piece makes the last of what it returns."""
+
 
 class Network(Protocol):
     """A network: its layers by name, which are watched for spikes, who reads whom, and how they are wired."""
@@ -171,6 +193,10 @@ class Network(Protocol):
     @property
     def initial(self) -> Initial:
         """How weights are drawn."""
+
+    @property
+    def transition(self) -> int:
+        """Actions that a model of the next latent knows, where the network has one; 0 without."""
 
     @property
     def monitored(self) -> tuple[str, ...]:
@@ -191,3 +217,15 @@ class Network(Protocol):
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Run the network on x; returns the flat outputs."""
+
+    def latent(self, run: Executor[T], x: T) -> T:
+        """What the encoder makes of x."""
+
+    def following(self, run: Executor[T], x: T, step: int) -> T:
+        """The next latent, after the action taken so many steps later."""
+
+    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
+        """The last hidden units of a latent."""
+
+    def values(self, run: Executor[T], x: T) -> T:
+        """The outputs from the last hidden units."""

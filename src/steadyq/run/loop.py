@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.scores.random_policy import stored
-from steadyq.value.shapes import Batch, DrawLayout
+from steadyq.value.shapes import Batch, DrawLayout, Future
 
 
 class Interrupted(RuntimeError):
@@ -225,6 +226,9 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
         batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
+        if steps := recipe.auxiliary.future:
+            ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
+            batch = replace(batch, future=Future(*ahead))
         draw = DrawLayout(members, batch_size).plain(device)
         update = Captured(lambda _: learner.update(batch, draw).priority, device)
         best = float("inf")

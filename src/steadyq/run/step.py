@@ -25,7 +25,6 @@ from steadyq.run.update import Draws, Learning
 from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
-from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for
 from steadyq.value.regulation import Evidence, spike_ratios
 from steadyq.value.shapes import Params
@@ -238,7 +237,8 @@ class Training:
     def means(self) -> dict[str, float]:
         """What updates measured since the last row; raises if that, or a parameter, is not finite."""
         *totals, count = self.sums.tolist()
-        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
+        named = zip(self.learner.measured, totals, strict=True)
+        means = {name: total / count for name, total in named} if count else {}
         bad = [name for name, p in self.learner.online.items() if not torch.isfinite(p).all()]
         if bad or not all(math.isfinite(value) for value in means.values()):
             raise Diverged(self.diagnosis(means, bad))

@@ -13,7 +13,7 @@ from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import augmented
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
-from steadyq.value.learner import MEASURES, Learner
+from steadyq.value.learner import Learner
 from steadyq.value.operators import order_for
 from steadyq.value.shapes import DrawLayout
 
@@ -43,7 +43,7 @@ class Draws:
             rate=self.rate.at(step, since),
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
-            **self.augmentation.draw(self.layout.batch, rng),
+            **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )
 
     def forbids(self, wanted: bool, step: int, since: int) -> bool:
@@ -71,7 +71,8 @@ class Learning:
 
     def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout) -> None:
         self.learner, self.ring, self.layout = learner, ring, layout
-        self.sums = torch.zeros(len(MEASURES) + 1, device=learner.device)  # of what updates measured, and their number
+        measured = len(learner.measured)
+        self.sums = torch.zeros(measured + 1, device=learner.device)  # of what updates measured, and their number
         self.captured = Captured(self.on_device, learner.device)
 
     def __call__(self, packed: Tensor) -> None:
@@ -85,6 +86,6 @@ class Learning:
         batch = self.ring.sample(draw)
         update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        self.sums[:-1] += torch.stack([update.measures[name] for name in MEASURES])
+        self.sums[:-1] += torch.stack([update.measures[name] for name in self.learner.measured])
         self.sums[-1] += 1
         return self.sums

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from steadyq.device.streams import Beside
 from steadyq.nets.ensemble import Ensemble
+from steadyq.value.auxiliary import SelfPrediction
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take
@@ -42,7 +43,9 @@ MEASURES = (
     "gradient_norm",
     "gradient_clipped",
 )
-"""What every update measures, averaged between rows of metrics; docs/metrics.md defines each."""
+"""What every update measures, averaged between rows of metrics; docs/metrics.md defines each. An auxiliary loss comes
+on top (`Learner.measured`).
+"""
 
 
 class Learner:
@@ -60,11 +63,14 @@ class Learner:
         settings: Settings,
         generator: torch.Generator,
         device: torch.device | str = "cpu",
+        auxiliary: SelfPrediction | None = None,
     ) -> None:
         self.ensemble = ensemble
         self.estimator = estimator
         self.operator = operator
         self.settings = settings
+        self.auxiliary = auxiliary
+        self.measured = MEASURES if auxiliary is None else (*MEASURES, "auxiliary")
         self.device = torch.device(device)
         initial = ensemble.initial(generator, device)
         self.flat: Flat | None = None
@@ -105,22 +111,32 @@ class Learner:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
         action = batch.action.expand(now.z.shape[0], -1)
         each = self.estimator.loss(take(now.z, action), y)
-        return (batch.weight * (each * keep).sum(0)).mean(), each
+        return weighted(each, batch, keep), each
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member that learns, and the targets' step towards the online networks."""
-        beside = Beside(self.device)
+        beside, auxiliary = Beside(self.device), self.auxiliary
         with beside.reading(batch, draw):
             y, target = self.targets(batch, draw)
+            goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.target_low, batch)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
-        now = self.values(leaves, batch.observation)
+        if auxiliary is None:
+            now, predicted = self.values(leaves, batch.observation), None
+        else:
+            z, predicted = auxiliary.predict(self.ensemble, leaves, batch)
+            now = Values(z, self.estimator.q(z))
         beside.join()
         loss, each = self.loss(now, batch, y, draw.keep)
+        measures: dict[str, Tensor] = {}
+        if auxiliary is not None and predicted is not None and goal is not None:
+            beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]
+            loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep)
+            measures["auxiliary"] = (batch.weight * beyond.detach()).mean()
         gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         each, q = each.detach(), now.q.detach()
         with torch.no_grad():
             with beside.reading(target, y, each, q):
-                measures = self.measure(batch, target, y, each, q)
+                measures |= self.measure(batch, target, y, each, q)
             norm = self.step_(gradient, draw)
             beside.join()
             measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
@@ -173,3 +189,8 @@ class Learner:
             "rewarded": rewarded.float().mean(),
             "same_action_and_rewarded": (same & rewarded).float().mean(),
         }
+
+
+def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:
+    """Return the loss summed over members that keep a sample, weighted, and averaged over the batch."""
+    return (batch.weight * (each * keep).sum(0)).mean()

@@ -23,6 +23,19 @@ __all__ = ["Batch", "Draw", "DrawLayout", "Params", "Update", "Values"]
 
 
 @dataclass(frozen=True)
+class Future:
+    """The steps after those of a batch, for losses that look ahead."""
+
+    observation: Tensor  # [step, batch, ...] what the action led to
+    action: Tensor  # [step, batch] int64, the transition's own first
+    known: Tensor  # [step, batch] bool: does the trajectory go on to that observation?
+
+    def part(self, first: int, end: int) -> "Future":
+        """That of some of the transitions."""
+        return Future(**{field.name: getattr(self, field.name)[:, first:end] for field in fields(self)})
+
+
+@dataclass(frozen=True)
 class Batch:
     """Transitions sampled from replay, shared by all members."""
 
@@ -35,10 +48,12 @@ class Batch:
     index: Tensor  # [batch] where in the ring they lie
     stamp: Tensor  # [batch] which write put them there: a later update must not hit a newer transition
     rewarded: Tensor  # [batch] bool: was the action itself rewarded, whatever came in the n - 1 steps after it?
+    future: Future | None = None  # where a loss asks for it
 
     def part(self, first: int, end: int) -> "Batch":
         """Some of the transitions."""
-        return Batch(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
+        columns = {field.name: getattr(self, field.name)[first:end] for field in fields(self) if field.name != "future"}
+        return Batch(**columns, future=None if self.future is None else self.future.part(first, end))
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class Draw:
     horizon: Tensor  # [] int64: n of the n-step return
     gamma: Tensor  # [] discount per step
     uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
-    shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; view 0 is s, view 1 is s'
+    shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; s, s', then those of the future
     intensity: Tensor  # [view, batch] what images are multiplied by
 
 
@@ -64,11 +79,12 @@ class DrawLayout:
     batch: int
     masked: bool = False  # whether `keep` differs between the samples of a batch
     augmented: bool = False  # whether images are shifted and scaled
+    future: int = 0  # steps of the future that are shown too
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each field of `Draw`, in their order in the vector."""
-        views = 2 * self.augmented
+        views = (2 + self.future) * self.augmented
         return {
             "order": (self.members,),
             "forbid": (),
@@ -124,4 +140,4 @@ class Update:
     """What one update leaves behind; tensors, so that nothing waits for the device."""
 
     priority: Tensor  # [batch] mean over members of the unweighted loss
-    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in `learner.MEASURES`
+    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in `Learner.measured`
