@@ -14,7 +14,8 @@ from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
 from steadyq.value import acting, regulation
-from steadyq.value.estimators import Categorical, Quantile, Scalar
+from steadyq.value.auxiliary import SelfPrediction
+from steadyq.value.estimators import Categorical, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.operators import Controlled, Double, Greedy, Maxmin
 
 BASE = presets.steady("MinAtar/Breakout", "tiny").override(
@@ -110,6 +111,8 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
     ({"estimator.kind": "quantile"}, "estimator", Quantile),
     ({"estimator.kind": "categorical"}, "estimator", Categorical),
+    ({"estimator.kind": "implicit"}, "estimator", Implicit),
+    ({"estimator.kind": "hl_gauss"}, "estimator", HLGauss),
     ({"operator.kind": "controlled"}, "operator", Controlled),
     ({"operator.kind": "greedy", **NEUTRAL}, "operator", Greedy),
     ({"operator.kind": "double", **NEUTRAL}, "operator", Double),
@@ -191,6 +194,27 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     learner = build.learner_for(recipe, spec, torch.Generator(), torch.device("cpu"))
     assert (learner.settings.adam.rate, learner.settings.adam.decay) == (0.01, 0.2)
     assert not learner.settings.unit_steps
+    implicit = BASE.override(
+        {
+            "estimator.kind": "implicit",
+            "estimator.samples": 9,
+            "estimator.fixed": 5,
+            "estimator.cosines": 7,
+            "estimator.kappa": 0.5,
+            "estimator.reduction": "sum",
+        }
+    )
+    assert build.estimator_for(implicit) == Implicit(9, 5, 0.5, "sum")
+    assert build.network_for(implicit, spec).cosines == 7
+    assert build.ensemble_for(implicit, spec).fixed == 5
+    assert build.draw_layout(implicit, spec).samples == 9
+    smeared = {"estimator.kind": "hl_gauss", "estimator.atoms": 11, "estimator.smoothing": 0.5}
+    assert build.estimator_for(BASE.override(smeared)) == HLGauss(11, -10.0, 10.0, 0.5)
+    ahead = BASE.override({"auxiliary.kind": "spr", "auxiliary.steps": 3, "auxiliary.weight": 2.0})
+    assert build.auxiliary_for(ahead) == SelfPrediction(3, 2.0)
+    assert build.auxiliary_for(BASE) is None
+    assert build.network_for(ahead, spec).transition == spec.num_actions
+    assert build.ring_for(ahead, spec, torch.device("cpu")).future == build.draw_layout(ahead, spec).future == 3
     dormant = {"regulation.trigger": "dormant", "regulation.dormant": 0.3, "regulation.dormant_share": 0.2}
     recycling = BASE.override({**dormant, "regulation.intervention": "recycle"})
     assert build.regulation_for(recycling) == regulation.Regulation(

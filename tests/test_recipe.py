@@ -139,7 +139,7 @@ WRONG_KIND = [
     ("preset", 3, "preset must be text, got 3"),
     ("replay", 3, "replay is a section: set one of its fields, such as replay.capacity"),
     ("operator.kind", "contolled", "operator.kind cannot be 'contolled': did you mean 'controlled'?"),
-    ("estimator.kind", "xyz", "estimator.kind cannot be 'xyz': choose one of categorical, quantile, scalar"),
+    ("auxiliary.kind", "xyz", "auxiliary.kind cannot be 'xyz': choose one of none, spr"),
     ("replay.ration", 2, "unknown option replay.ration: did you mean 'ratio'?"),
     ("replai.ratio", 2, "unknown option replai: did you mean 'replay'?"),
     ("protocol.stickey", 0.1, "unknown option protocol.stickey: did you mean 'sticky'?"),

@@ -25,7 +25,7 @@ from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
 from steadyq.value.auxiliary import SelfPrediction
-from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
+from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator
 from steadyq.value.optim import Adam
@@ -99,6 +99,7 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
         norm=section.norm,
         initial=section.initial,
         transition=0 if auxiliary_for(recipe) is None else spec.num_actions,
+        cosines=recipe.estimator.cosines if recipe.estimator.kind == "implicit" else 0,
     )
     if isinstance(network, ResNet | Impala):
         network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
@@ -139,6 +140,10 @@ def estimator_for(recipe: Recipe) -> Estimator:
             return Quantile(section.quantiles, section.kappa, section.reduction)
         case "categorical":
             return Categorical(section.atoms, section.low, section.high)
+        case "implicit":
+            return Implicit(section.samples, section.fixed, section.kappa, section.reduction)
+        case "hl_gauss":
+            return HLGauss(section.atoms, section.low, section.high, section.smoothing)
     assert_never(section.kind)
 
 
@@ -232,6 +237,7 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
         masked=recipe.ensemble.learn == "some",
         augmented=augmentation_for(recipe, spec).active,
         future=recipe.auxiliary.future,
+        samples=recipe.estimator.samples if recipe.estimator.kind == "implicit" else 0,
     )
 
 
@@ -246,6 +252,7 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
         pixel_max=spec.pixel_max,
         form=form_for(recipe, network),
         dtype=dtype,
+        fixed=recipe.estimator.fixed,
     )
 
 

@@ -155,8 +155,10 @@ class OperatorSection:
 class EstimatorSection:
     """Axis 2: how a return is represented and regressed."""
 
-    kind: Literal["quantile", "scalar", "categorical"] = "quantile"
-    """quantile: a distribution by its quantiles; scalar: its mean alone; categorical: by probabilities on a grid."""
+    kind: Literal["quantile", "scalar", "categorical", "implicit", "hl_gauss"] = "quantile"
+    """quantile: a distribution by its quantiles; scalar: its mean alone; categorical: by probabilities on a grid;
+    implicit: by whichever quantiles the network is asked for (IQN); hl_gauss: the mean, regressed by classification.
+    """
     quantiles: int = 51
     """Quantiles per action."""
     kappa: float = 1.0
@@ -164,19 +166,31 @@ class EstimatorSection:
     reduction: Literal["mean", "sum"] = "mean"
     """Over predicted quantiles: mean is the paper's 1/K^2, sum is QR-DQN's, K times as large."""
     atoms: int = 51
-    """Returns whose probabilities a categorical estimator predicts."""
+    """Returns, or intervals of them, whose probabilities a categorical or hl_gauss estimator predicts."""
     low: float = -10.0
-    """The least of them."""
+    """The least return."""
     high: float = 10.0
-    """The largest of them."""
+    """The largest."""
+    samples: int = 64
+    """Quantiles drawn for each sample and network in an update, where they are implicit."""
+    fixed: int = 32
+    """Evenly spaced quantiles by which an implicit estimator acts."""
+    cosines: int = 64
+    """Size of the embedding of a quantile."""
+    smoothing: float = 0.75
+    """Standard deviation of hl_gauss's targets, in widths of an interval."""
 
     owners: ClassVar[Owners] = {
         "quantiles": ("kind", ("quantile",)),
-        "kappa": ("kind", ("quantile", "scalar")),
-        "reduction": ("kind", ("quantile",)),
-        "atoms": ("kind", ("categorical",)),
-        "low": ("kind", ("categorical",)),
-        "high": ("kind", ("categorical",)),
+        "kappa": ("kind", ("quantile", "scalar", "implicit")),
+        "reduction": ("kind", ("quantile", "implicit")),
+        "atoms": ("kind", ("categorical", "hl_gauss")),
+        "low": ("kind", ("categorical", "hl_gauss")),
+        "high": ("kind", ("categorical", "hl_gauss")),
+        "samples": ("kind", ("implicit",)),
+        "fixed": ("kind", ("implicit",)),
+        "cosines": ("kind", ("implicit",)),
+        "smoothing": ("kind", ("hl_gauss",)),
     }
 
     def __post_init__(self) -> None:
@@ -184,6 +198,9 @@ class EstimatorSection:
         within("estimator.quantiles", self.quantiles, 1, 1000)
         within("estimator.kappa", self.kappa, 1e-6)
         within("estimator.atoms", self.atoms, 2, 1000)
+        for name in ("samples", "fixed", "cosines"):
+            within(f"estimator.{name}", getattr(self, name), 1, 1000)
+        within("estimator.smoothing", self.smoothing, 0.01, 100)
         if not self.low < self.high:
             raise UserError(f"estimator.low {self.low:g} must be below estimator.high {self.high:g}")
         refuse_foreign(self, "estimator")

@@ -87,7 +87,8 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
     first = learners[0]
 
     def together(which: str) -> Values:
-        z = torch.cat([one.ensemble.forward(getattr(one, which), batch.next_observation) for one in learners])
+        after = batch.next_observation
+        z = torch.cat([one.ensemble.forward(getattr(one, which), after, taus=draw.taus[1]) for one in learners])
         return Values(z, first.estimator.q(z))
 
     with torch.no_grad():
@@ -96,8 +97,8 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
     losses = []
     for i, one in enumerate(learners):
         leaves = {name: p.detach().requires_grad_() for name, p in one.online.items()}
-        z = take(one.ensemble.forward(leaves, batch.observation), batch.action[None])
-        each = one.estimator.loss(z, y[i : i + 1])
+        z = take(one.ensemble.forward(leaves, batch.observation, taus=draw.taus[0]), batch.action[None])
+        each = one.estimator.loss(z, y[i : i + 1], draw.taus[0])
         losses.append(each.detach())
         keep = draw.keep[i : i + 1]
         if one.auxiliary is not None:

@@ -101,7 +101,7 @@ def test_with_weight_zero_values_learn_as_without_it_and_the_model_stays() -> No
     with_it.update(batch, draw)
     leaves = {key: p.clone().requires_grad_() for key, p in without.online.items()}
     y, _ = without.targets(batch, draw)
-    loss, _ = without.loss(without.values(leaves, batch.observation), batch, y, draw.keep)
+    loss, _ = without.loss(without.values(leaves, batch.observation), batch, y, draw)
     gradient = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     for key, g in zip(leaves, gradient, strict=True):
         torch.testing.assert_close(with_it.adam.first[key], 0.1 * g, rtol=1e-4, atol=1e-7)

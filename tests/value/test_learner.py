@@ -208,7 +208,7 @@ def test_importance_weights_scale_each_samples_gradient() -> None:
     def gradient(batch: Batch, weight: list[float], y: torch.Tensor) -> torch.Tensor:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
         weighted = replace(batch, weight=torch.tensor(weight))
-        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y, torch.ones(2, 1))
+        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y, DrawLayout(2, 2).plain())
         return torch.autograd.grad(loss, leaves["fc1.weight"])[0]
 
     first, second = gradient(batch, [1.0, 0.0], y), gradient(batch, [0.0, 1.0], y)

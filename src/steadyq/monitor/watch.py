@@ -18,7 +18,6 @@ from steadyq.nets.layers import Executor
 from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
-from steadyq.value.operators import take
 from steadyq.value.shapes import Batch, Draw, Params
 
 PIECE = {"cuda": 2**31, "cpu": 2**28}
@@ -84,7 +83,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         tap = Tap()
         with torch.enable_grad():
             z = learner.ensemble.forward(leaves, piece.observation, tap.around)
-            each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
+            each = learner.each(z, piece, look["y"])
             with tap.measuring(learner.ensemble):
                 found = torch.autograd.grad(each.sum() / count, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(leaves, found, strict=True):
@@ -93,6 +92,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
             total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
         features = members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2)
+        features = features.view(len(features), len(piece.action), -1, features.shape[-1]).mean(2)  # over quantiles
         looks.append({**look, "z": z.detach(), "q": learner.estimator.q(z.detach()), "features": features})
     return Snapshot(
         action=batch.action,

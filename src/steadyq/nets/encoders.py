@@ -21,7 +21,8 @@ class Described:
     it puts out. With `dueling` the outputs are V + A - mean A, `atoms` values and `outputs` (actions x atoms)
     advantages. With `transition`, a number of actions, there is a model of the next latent beside it: two layers over
     latent and action, 3x3 convolutions where it is an image, and a predictor behind the hidden layer, as SPR and BBF
-    have them; `wire` reads neither.
+    have them; `wire` reads neither. With `cosines` the outputs are those of quantiles that come with an observation:
+    the latent is multiplied by features of each, a linear layer of so many cosines, as in IQN.
     """
 
     observation: tuple[int, ...]
@@ -32,6 +33,7 @@ class Described:
     norm: Norm = "none"
     initial: Initial = "torch"
     transition: int = 0
+    cosines: int = 0
 
     @cached_property
     def body(self) -> dict[str, Layer]:
@@ -54,6 +56,8 @@ class Described:
                 found[f"{name}.norm"] = LayerNorm(layer.outputs, image)
         features = body[self.hidden_layer].outputs
         sizes = (self.atoms, self.outputs) if self.dueling else (self.outputs,)
+        if self.cosines:
+            found["tau"] = Linear(self.cosines, body[self.hidden_layer].inputs)
         found |= {name: Linear(features, size) for name, size in zip(self.heads, sizes, strict=True)}
         return found | self.predicting
 
@@ -104,8 +108,8 @@ class Described:
         return {**found, self.hidden_layer: self.heads}
 
     def group(self, name: str) -> Group:
-        """The last hidden layer, the outputs and the predictor are the head; the transition goes with the encoder."""
-        head = (self.hidden_layer, *self.heads, "predictor")
+        """The last hidden layer and what lies beside and behind it are the head; the transition is of the encoder."""
+        head = (self.hidden_layer, *self.heads, "tau", "predictor")
         return "head" if name.removesuffix(".norm") in head else "encoder"
 
     def units(self, run: Executor[T], name: str, x: T, *, relu: bool = True, residual: T | None = None) -> T:
@@ -124,9 +128,20 @@ class Described:
         """The next latent, after the action taken so many steps later."""
         return run.layer("transition.2", run.layer("transition.1", run.acted(x, step), relu=True), relu=True)
 
+    def read(self, run: Executor[T], x: T) -> T:
+        """A latent as the hidden layer reads it."""
+        return x
+
     def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
         """The last hidden units of a latent."""
-        return self.units(run, self.hidden_layer, x, relu=relu)
+        return self.units(run, self.hidden_layer, self.read(run, x), relu=relu)
+
+    def outputs_of(self, run: Executor[T], x: T) -> T:
+        """The outputs from a latent."""
+        if not self.cosines:
+            return self.values(run, self.project(run, x))
+        quantiles = run.layer("tau", run.cosines(self.cosines), relu=True)
+        return self.values(run, self.units(run, self.hidden_layer, run.asked(self.read(run, x), quantiles)))
 
     def values(self, run: Executor[T], x: T) -> T:
         """The outputs from the last hidden units."""
@@ -136,7 +151,7 @@ class Described:
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Encoder, hidden layer, outputs."""
-        return self.values(run, self.project(run, self.latent(run, x)))
+        return self.outputs_of(run, self.latent(run, x))
 
 
 @dataclass(frozen=True)
@@ -182,9 +197,9 @@ class Residual(Described):
         x = super().following(run, x, step)
         return run.renormalise(x) if self.renormalise else x
 
-    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
-        """Over all positions or their mean."""
-        return super().project(run, run.average(x) if self.pooling == "average" else x, relu=relu)
+    def read(self, run: Executor[T], x: T) -> T:
+        """All positions or their mean."""
+        return run.average(x) if self.pooling == "average" else x
 
 
 @dataclass(frozen=True)

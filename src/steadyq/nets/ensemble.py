@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Ensemble:
     pixel_max: float = 1.0
     form: Form = "stacked"
     dtype: torch.dtype = torch.float32
+    fixed: int = 32  # quantiles that a network with `cosines` is asked for where nobody says which
 
     @property
     def exact(self) -> tuple[str, ...]:
@@ -73,28 +74,34 @@ class Ensemble:
         params: Params,
         observation: Tensor,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+        taus: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom] of observations [batch, ...] shown to every member.
 
-        `around` may wrap what executes the pieces, to look at what lies between them.
+        `around` may wrap what executes the pieces, to look at what lies between them. `taus[batch or 1, atom]` are the
+        quantiles that a network with `cosines` is asked for; without them evenly spaced ones.
         """
-        (z,) = self._run(self.network, params, observation, around=around)
-        return self._values(z)
+        (z,) = self._run(self.network, params, observation, around=around, taus=taus)
+        return self._values(z, len(observation))
 
-    def predict(self, params: Params, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(
+        self, params: Params, observation: Tensor, action: Tensor, taus: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return z, and what every member predicts of its own projections after the actions [step, batch]:
         [member, step, batch, unit].
         """
         chosen = functional.one_hot(action, self.network.transition).to(self.dtype)
-        z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen)
-        return self._values(z), predicted.reshape(self.members, *action.shape, -1)
+        z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen, taus=taus)
+        return self._values(z, len(observation)), predicted.reshape(self.members, *action.shape, -1)
 
     def project(self, params: Params, observation: Tensor) -> Tensor:
         """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
         return self._run(Projection(self.network), params, observation)[0]
 
-    def _values(self, z: Tensor) -> Tensor:
-        return z.view(self.members, -1, self.actions, self.atoms)
+    def _values(self, z: Tensor, count: int) -> Tensor:
+        if self.network.cosines:
+            return z.view(self.members, count, -1, self.actions).transpose(2, 3)
+        return z.view(self.members, count, self.actions, self.atoms)
 
     def _run(
         self,
@@ -103,21 +110,26 @@ class Ensemble:
         observation: Tensor,
         actions: Tensor | None = None,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+        taus: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """What the wiring makes of the observations, members first."""
         check(wiring, self.form)
         x = observation.to(self.dtype)
         x = x / self.pixel_max if self.pixel_max != 1 else x
         layers, wrapped = partial(self.layer, params), around or _itself
+        given: dict[str, Any] = {"actions": actions}
+        if self.network.cosines:
+            taus = (torch.arange(self.fixed, device=x.device)[None] + 0.5) / self.fixed if taus is None else taus
+            given["taus"] = taus.expand(len(x), -1)
         match self.form:
             case "loop":
-                runs = [Loop(layers, member, actions=actions) for member in range(self.members)]
+                runs = [Loop(layers, member, **given) for member in range(self.members)]
                 found = [_several(wiring.wire(wrapped(run), x)) for run in runs]
                 return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
             case "stacked":
-                return _several(wiring.wire(wrapped(Stacked(layers, self.members, x, actions=actions)), x))
+                return _several(wiring.wire(wrapped(Stacked(layers, self.members, x, **given)), x))
             case "kernels":
-                run, seen = Kernels(layers, self.members, actions=actions), _channels_last(x)
+                run, seen = Kernels(layers, self.members, **given), _channels_last(x)
                 return run.whole(wiring, seen) if around is None else _several(wiring.wire(around(run), seen))
         assert_never(self.form)
 

@@ -34,12 +34,20 @@ class _Anywhere:
 
     layers: LayerOf
     actions: Tensor | None = field(default=None, kw_only=True)  # [step, batch, action] of zeros and ones
+    taus: Tensor | None = field(default=None, kw_only=True)  # [batch, quantile]
 
     def taken(self, step: int) -> Tensor:
         """The actions of a step, [batch, action]."""
         if self.actions is None:
             raise ValueError("a network that acts in its latent must be told the actions")
         return self.actions[step]
+
+    def waves(self, count: int) -> Tensor:
+        """Cosines of all quantiles, [batch * quantile, count]."""
+        if self.taus is None:
+            raise ValueError("a network of implicit quantiles must be told which")
+        i = torch.arange(count, device=self.taus.device)
+        return torch.cos(torch.pi * i * self.taus.flatten()[:, None])
 
     def relu(self, x: Tensor, units: str) -> Tensor:
         """ReLU by itself."""
@@ -96,6 +104,14 @@ class Loop(_Anywhere):
     def together(self, *batches: Tensor) -> Tensor:
         """One after another."""
         return torch.cat(batches)
+
+    def cosines(self, count: int) -> Tensor:
+        """Sample by sample."""
+        return self.waves(count)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample."""
+        return (x.flatten(1)[:, None] * quantiles.view(len(x), -1, quantiles.shape[-1])).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,18 @@ class Stacked(_Anywhere):
         """One after another."""
         return torch.cat(batches, 0 if batches[0].dim() == 4 else 1)
 
+    def cosines(self, count: int) -> Tensor:
+        """The same for all members."""
+        return self.waves(count).expand(self.members, -1, -1)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample, members first."""
+        if x is self.observation:
+            x = x.flatten(1)[None]
+        elif x.dim() == 4:
+            x = self.members_first(x)
+        return _asked(x, quantiles)
+
     def members_first(self, x: Tensor) -> Tensor:
         """Images or their channels' means flattened to `[member, batch, feature]`."""
         return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
@@ -206,6 +234,14 @@ class Kernels(_Anywhere):
         """One after another."""
         return torch.cat(batches, 1)
 
+    def cosines(self, count: int) -> Tensor:
+        """The same for all members."""
+        return self.waves(count).expand(self.members, -1, -1)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample."""
+        return _asked(x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x, quantiles)
+
     def whole(self, network: Wiring, x: Tensor) -> tuple[Tensor, ...]:
         """A `wire`, with neighbouring convolutions, ReLUs and poolings joined into one autograd node."""
         values: dict[int, Any] = {0: x}
@@ -254,6 +290,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Every member's linear map, x[member, batch, feature]."""
     # W x^T rather than x W^T: its weight gradient then lies in memory as the weight does.
     return torch.baddbmm(bias[:, :, None], weight, x.to(weight.dtype).transpose(1, 2)).transpose(1, 2)
+
+
+def _asked(x: Tensor, quantiles: Tensor) -> Tensor:
+    """Products of `[member, batch, feature]` with `[member, batch * quantile, feature]`, as many rows as the latter."""
+    each = quantiles.view(len(quantiles), x.shape[1], -1, x.shape[2])
+    return (x[:, :, None] * each).flatten(1, 2)
 
 
 def _stretched(x: Tensor) -> Tensor:

@@ -164,6 +164,12 @@ class Executor(Protocol[T]):
     def together(self, *batches: T) -> T:
         """Several batches as one, in their order."""
 
+    def cosines(self, count: int) -> T:
+        """cos(pi i tau), i = 0, ..., count - 1, of every quantile tau that each sample is asked for."""
+
+    def asked(self, x: T, quantiles: T) -> T:
+        """A sample's features times those of each of its quantiles: as many rows a sample."""
+
 
 class Wiring(Protocol):
     """Layers by name, and how some of them are run on an observation."""
@@ -193,6 +199,10 @@ class Network(Protocol):
     @property
     def initial(self) -> Initial:
         """How weights are drawn."""
+
+    @property
+    def cosines(self) -> int:
+        """Size of the embedding of the quantiles that it is asked for; 0 where it puts out what it puts out."""
 
     @property
     def transition(self) -> int:
@@ -227,5 +237,5 @@ class Network(Protocol):
     def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
         """The last hidden units of a latent."""
 
-    def values(self, run: Executor[T], x: T) -> T:
-        """The outputs from the last hidden units."""
+    def outputs_of(self, run: Executor[T], x: T) -> T:
+        """The outputs from a latent."""

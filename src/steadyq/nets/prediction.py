@@ -39,7 +39,7 @@ class Rollout:
         """One pass of the encoder and of the outputs, `steps` of the transition, one of projection and predictor."""
         network = self.network
         x = network.latent(run, x)
-        values = network.values(run, network.project(run, x))
+        values = network.outputs_of(run, x)
         latents: list[T] = []
         for step in range(self.steps):
             x = network.following(run, x, step)

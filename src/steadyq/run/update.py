@@ -43,6 +43,7 @@ class Draws:
             rate=self.rate.at(step, since),
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
+            taus=rng.random((2, self.layout.batch, self.layout.samples)),
             **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )
 

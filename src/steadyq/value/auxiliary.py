@@ -32,9 +32,11 @@ class SelfPrediction:
         seen = ensemble.project(target, future.observation.flatten(0, 1))
         return seen.reshape(len(seen), *future.action.shape, -1)
 
-    def predict(self, ensemble: Ensemble, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    def predict(
+        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """z[member, batch, action, atom] at s, and what is predicted of the steps after it, as `goal`."""
-        return ensemble.predict(params, batch.observation, self.future(batch).action)
+        return ensemble.predict(params, batch.observation, self.future(batch).action, taus)
 
     def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
         """Return the mean over steps of |p/|p| - g/|g||^2 = 2 - 2 cos(p, g), 0 beyond the end, [member, batch]."""

@@ -94,24 +94,28 @@ class Learner:
         """Let schedules begin again."""
         self.restarted = self.updates
 
-    def values(self, params: Params, observation: Tensor) -> Values:
+    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
         """Distributions and means at the observations."""
-        z = self.ensemble.forward(params, observation)
+        z = self.ensemble.forward(params, observation, taus=taus)
         return Values(z, self.estimator.q(z))
 
     @torch.no_grad()
     def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values]:
         """Return what predictions are regressed towards, y[member, batch, atom], and the target networks at s'."""
-        target = self.values(self.target_low, batch.next_observation)
-        online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
+        after, taus = batch.next_observation, draw.taus[1]
+        target = self.values(self.target_low, after, taus)
+        online = self.values(self.online_low, after, taus) if self.operator.reads_online else target
         z_next = self.operator(online, target, batch, draw)
         return self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling), target
 
-    def loss(self, now: Values, batch: Batch, y: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, now: Values, batch: Batch, y: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
-        action = batch.action.expand(now.z.shape[0], -1)
-        each = self.estimator.loss(take(now.z, action), y)
-        return weighted(each, batch, keep), each
+        each = self.each(now.z, batch, y, draw.taus[0])
+        return weighted(each, batch, draw.keep), each
+
+    def each(self, z: Tensor, batch: Batch, y: Tensor, tau: Tensor | None = None) -> Tensor:
+        """Return every member's loss of every sample `[member, batch]`, of predictions at s."""
+        return self.estimator.loss(take(z, batch.action.expand(len(z), -1)), y, tau)
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member that learns, and the targets' step towards the online networks."""
@@ -121,12 +125,12 @@ class Learner:
             goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.target_low, batch)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
         if auxiliary is None:
-            now, predicted = self.values(leaves, batch.observation), None
+            now, predicted = self.values(leaves, batch.observation, draw.taus[0]), None
         else:
-            z, predicted = auxiliary.predict(self.ensemble, leaves, batch)
+            z, predicted = auxiliary.predict(self.ensemble, leaves, batch, draw.taus[0])
             now = Values(z, self.estimator.q(z))
         beside.join()
-        loss, each = self.loss(now, batch, y, draw.keep)
+        loss, each = self.loss(now, batch, y, draw)
         measures: dict[str, Tensor] = {}
         if auxiliary is not None and predicted is not None and goal is not None:
             beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]

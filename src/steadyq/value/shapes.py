@@ -10,7 +10,7 @@ and loss run over them. `discount` already holds gamma^n and is zero where the t
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,7 @@ class Draw:
     uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
     shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; s, s', then those of the future
     intensity: Tensor  # [view, batch] what images are multiplied by
+    taus: Tensor  # [2, batch or 1, atom] quantiles that an implicit estimator is asked for: at s, at s'
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class DrawLayout:
     masked: bool = False  # whether `keep` differs between the samples of a batch
     augmented: bool = False  # whether images are shifted and scaled
     future: int = 0  # steps of the future that are shown too
+    samples: int = 0  # quantiles drawn for each sample
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -95,6 +97,7 @@ class DrawLayout:
             "uniform": (self.batch,),
             "shift": (views, self.batch, 2),
             "intensity": (views, self.batch),
+            "taus": (2, self.batch, self.samples),
         }
 
     @property
@@ -114,17 +117,26 @@ class DrawLayout:
         parts = torch.split(packed, [math.prod(shape) for shape in self.shapes.values()])
         found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         exact = {name: found[name].long() for name in ("order", "horizon", "shift")}
-        real = {name: found[name].float() for name in ("keep", "intensity")}
+        real = {name: found[name].float() for name in ("keep", "intensity", "taus")}
         wide = {name: found[name] for name in ("rate", "gamma", "uniform")}
         return Draw(**exact, **real, **wide, forbid=found["forbid"] > 0)
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
-        """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all."""
-        nothing = {
+        """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
+
+        It fits a batch of any size in what an operator or estimator reads of it.
+        """
+        draw = self.unpack(torch.from_numpy(self.pack(**self.nothing | values)).to(device))
+        return draw if "taus" in values else replace(draw, taus=draw.taus[:, :1])
+
+    @property
+    def nothing(self) -> dict[str, Any]:
+        """Values that decide nothing."""
+        return {
             "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
             "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
+            "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
         }  # fmt: skip
-        return self.unpack(torch.from_numpy(self.pack(**nothing | values)).to(device))
 
 
 @dataclass(frozen=True)
