@@ -9,14 +9,26 @@ import pytest
 import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
-from steadyq.nets import MLP, Impala, MinAtarNet, ResNet
+from steadyq.fields import flatten
+from steadyq.nets import MLP, Impala, MinAtarNet, Nature, ResNet
+from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
 from steadyq.value import acting, regulation
 from steadyq.value.auxiliary import SelfPrediction
 from steadyq.value.estimators import Categorical, HLGauss, Implicit, Quantile, Scalar
-from steadyq.value.operators import Controlled, Double, Greedy, Maxmin
+from steadyq.value.operators import (
+    Controlled,
+    Double,
+    Greedy,
+    Maxmin,
+    Mixture,
+    Munchausen,
+    Others,
+    Pooled,
+    Softmax,
+)
 
 BASE = presets.steady("MinAtar/Breakout", "tiny").override(
     {
@@ -32,6 +44,18 @@ BASE = presets.steady("MinAtar/Breakout", "tiny").override(
         "compute.device": "cpu",
     }
 )
+ATARI = presets.steady("Atari/Breakout", "tiny").override(
+    {
+        "network.kind": "nature",
+        "network.hidden": (8,),
+        **{
+            name: value for name, value in flatten(BASE.to_dict()).items() if name.startswith(("ensemble.m", "replay."))
+        },
+        "monitor.every": 0,
+        "record.tensorboard": False,
+        "compute.device": "cpu",
+    }
+)
 NEUTRAL = {"operator.exchange": "none", "operator.forbid": "none"}
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("network.kind", "resnet"): {"network.scale": 1, "network.head_multiple": 4},
@@ -40,6 +64,11 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("operator.kind", "greedy"): NEUTRAL,
     ("operator.kind", "double"): NEUTRAL,
     ("operator.kind", "maxmin"): NEUTRAL,
+    ("operator.kind", "rem"): NEUTRAL,
+    ("operator.kind", "ebql"): NEUTRAL,
+    ("operator.kind", "tqc"): NEUTRAL,
+    ("operator.kind", "softmax"): NEUTRAL,
+    ("operator.kind", "munchausen"): NEUTRAL,
     ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
 }
 """What a choice cannot do without."""
@@ -83,7 +112,8 @@ def test_the_choices_are_found() -> None:
 @pytest.mark.parametrize(("name", "value"), [c for c in choices() if not c[0].startswith("compute.")])
 def test_every_choice_is_built_acts_learns_and_regulates(name: str, value: str, tmp_path: Path) -> None:
     """A kind that nothing builds raises here, and one that needs others says so in COMPANIONS."""
-    recipe = BASE.override({name: value, **COMPANIONS.get((name, value), {})})
+    base = ATARI if value == "nature" else BASE  # whose images are large enough
+    recipe = base.override({name: value, **COMPANIONS.get((name, value), {})})
     everything(recipe)
     training = Training(recipe, begin(RunFolder(tmp_path), recipe))
     training.start()
@@ -108,6 +138,7 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"network.kind": "minatar"}, "network", MinAtarNet),
     ({"network.kind": "resnet"}, "network", ResNet),
     ({"network.kind": "impala"}, "network", Impala),
+    ({"network.kind": "nature"}, "network", Nature),
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
     ({"estimator.kind": "quantile"}, "estimator", Quantile),
     ({"estimator.kind": "categorical"}, "estimator", Categorical),
@@ -117,6 +148,11 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"operator.kind": "greedy", **NEUTRAL}, "operator", Greedy),
     ({"operator.kind": "double", **NEUTRAL}, "operator", Double),
     ({"operator.kind": "maxmin", **NEUTRAL}, "operator", Maxmin),
+    ({"operator.kind": "rem", **NEUTRAL}, "operator", Mixture),
+    ({"operator.kind": "ebql", **NEUTRAL}, "operator", Others),
+    ({"operator.kind": "tqc", **NEUTRAL}, "operator", Pooled),
+    ({"operator.kind": "softmax", **NEUTRAL}, "operator", Softmax),
+    ({"operator.kind": "munchausen", **NEUTRAL}, "operator", Munchausen),
     ({"regulation.trigger": "spike"}, "trigger", regulation.Spike),
     ({"regulation.trigger": "periodic"}, "trigger", regulation.Periodic),
     ({"regulation.trigger": "dormant"}, "trigger", regulation.Dormant),
@@ -210,6 +246,25 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     assert build.draw_layout(implicit, spec).samples == 9
     smeared = {"estimator.kind": "hl_gauss", "estimator.atoms": 11, "estimator.smoothing": 0.5}
     assert build.estimator_for(BASE.override(smeared)) == HLGauss(11, -10.0, 10.0, 0.5)
+    operators = {
+        Maxmin(2): {"operator.kind": "maxmin", "operator.subset": 2},
+        Pooled(3): {"operator.kind": "tqc", "operator.drop": 3},
+        Softmax(build.estimator_for(BASE), 0.5): {"operator.kind": "softmax", "operator.temperature": 0.5},
+        Munchausen(0.1, 0.5, -2.0): {
+            "operator.kind": "munchausen",
+            "operator.temperature": 0.1,
+            "operator.scale": 0.5,
+            "operator.least": -2.0,
+        },
+    }
+    for operator, numbers in operators.items():
+        assert build.operator_for(BASE.override({**NEUTRAL, **numbers})) == operator
+    averaged = BASE.override({"operator.snapshots": 4, "optim.hard_copy_every": 7, "ensemble.certainty": 3.0})
+    settings = build.learner_for(averaged, spec, torch.Generator(), torch.device("cpu")).settings
+    assert (settings.snapshots, settings.hard_copy_every, settings.certainty) == (4, 7, 3.0)
+    prior = build.network_for(BASE.override({"ensemble.prior": 2.0}), spec)
+    assert isinstance(prior, WithPrior)
+    assert (prior.scale, prior.network) == (2.0, build.network_for(BASE, spec))
     ahead = BASE.override({"auxiliary.kind": "spr", "auxiliary.steps": 3, "auxiliary.weight": 2.0})
     assert build.auxiliary_for(ahead) == SelfPrediction(3, 2.0)
     assert build.auxiliary_for(BASE) is None

@@ -16,18 +16,31 @@ import torch
 from steadyq.device.kernels.triton import compiles
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Nature, Network, ResNet
+from steadyq.nets.encoders import Convolutional
 from steadyq.nets.forms import Form, best_form, check
+from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import Augmentation
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
-from steadyq.value.auxiliary import SelfPrediction
+from steadyq.value.auxiliary import Auxiliary, SelfPrediction
 from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
-from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator
+from steadyq.value.operators import (
+    Controlled,
+    Double,
+    Greedy,
+    Maxmin,
+    Mixture,
+    Munchausen,
+    Operator,
+    Others,
+    Pooled,
+    Softmax,
+)
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import (
     Dormant,
@@ -101,12 +114,12 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
         transition=0 if auxiliary_for(recipe) is None else spec.num_actions,
         cosines=recipe.estimator.cosines if recipe.estimator.kind == "implicit" else 0,
     )
-    if isinstance(network, ResNet | Impala):
+    if isinstance(network, Convolutional):
         network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
-    return network
+    return WithPrior(network, recipe.ensemble.prior) if recipe.ensemble.prior else network
 
 
-def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP:
+def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | Nature | MinAtarNet | MLP:
     """The network in its sizes."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
     match section.kind:
@@ -116,6 +129,8 @@ def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet 
             return MinAtarNet(_image(recipe, spec), outputs, section.channels, section.hidden[0])
         case "impala":
             return Impala(_image(recipe, spec), outputs, section.width, section.hidden[0])
+        case "nature":
+            return Nature(_image(recipe, spec), outputs, section.hidden[0])
         case "resnet":
             return ResNet(_image(recipe, spec), outputs, section.scale, section.head_multiple, section.strides)
     assert_never(section.kind)
@@ -158,11 +173,21 @@ def operator_for(recipe: Recipe) -> Operator:
         case "double":
             return Double()
         case "maxmin":
-            return Maxmin()
+            return Maxmin(section.subset)
+        case "rem":
+            return Mixture(estimator_for(recipe))
+        case "ebql":
+            return Others(estimator_for(recipe))
+        case "tqc":
+            return Pooled(section.drop)
+        case "softmax":
+            return Softmax(estimator_for(recipe), section.temperature)
+        case "munchausen":
+            return Munchausen(section.temperature, section.scale, section.least)
     assert_never(section.kind)
 
 
-def auxiliary_for(recipe: Recipe) -> SelfPrediction | None:
+def auxiliary_for(recipe: Recipe) -> Auxiliary | None:
     """The loss beside the values', if there is one."""
     section = recipe.auxiliary
     match section.kind:
@@ -241,12 +266,12 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
     )
 
 
-def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
-    """All members' networks."""
+def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> Ensemble:
+    """All members' networks, or as many as are given."""
     network, dtype = network_for(recipe, spec), precision_for(recipe)
     return Ensemble(
         network=network,
-        members=recipe.ensemble.members,
+        members=members or recipe.ensemble.members,
         actions=spec.num_actions,
         atoms=estimator_for(recipe).atoms,
         pixel_max=spec.pixel_max,
@@ -269,8 +294,10 @@ def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
     return {"device": str(device), "form": ensemble.form, "precision": precision}
 
 
-def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device) -> Learner:
-    """The learning step with freshly drawn parameters."""
+def learner_for(
+    recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device, members: int | None = None
+) -> Learner:
+    """The learning step with freshly drawn parameters, of all members or as many as are given."""
     optim = recipe.optim
     rate = Schedule.of(optim.rate).start
     settings = Settings(
@@ -278,9 +305,11 @@ def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, devic
         clip=optim.clip,
         tau=optim.tau,
         hard_copy_every=optim.hard_copy_every,
+        snapshots=recipe.operator.snapshots,
+        certainty=recipe.ensemble.certainty,
         unit_steps=recipe.regulation.intervention == "recycle",
     )
-    axes = ensemble_for(recipe, spec), estimator_for(recipe), operator_for(recipe)
+    axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
     return Learner(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
@@ -297,7 +326,7 @@ def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
     device = device_for(recipe)
     have = memory(device)
     weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
-    if (size := 4 * COPIES * weights) > have:
+    if (size := 4 * (COPIES + recipe.operator.snapshots - 1) * weights) > have:
         raise UserError(
             f"{recipe.ensemble.members} networks of {weights // recipe.ensemble.members:,} parameters take "
             f"{size / 1e9:,.1f} GB in training, {device} has {have / 1e9:,.1f}: make them smaller or fewer"

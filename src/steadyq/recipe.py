@@ -43,9 +43,9 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "mlp"] = "resnet"
-    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; mlp:
-    fully connected.
+    kind: Literal["resnet", "impala", "nature", "minatar", "mlp"] = "resnet"
+    """resnet: the paper's encoder; impala: that of IMPALA and BBF; nature: three convolutions, as DQN's; minatar: one
+    convolution and one hidden layer; mlp: fully connected.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -56,7 +56,7 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar and impala networks use the first."""
+    """Hidden layers of the mlp; the other networks but the resnet use the first."""
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
@@ -64,9 +64,9 @@ class NetworkSection:
     norm: Literal["none", "layer"] = "none"
     """layer: LayerNorm after every layer but shortcuts and outputs, over all features of a sample."""
     pooling: Literal["flatten", "average"] = "flatten"
-    """What the hidden layer of a resnet or impala network reads: all positions, or each channel's mean over them."""
+    """What the hidden layer of a network for images reads: all positions, or each channel's mean over them."""
     renormalise: bool = False
-    """Stretch the latent of a resnet or impala network to between 0 and 1, sample by sample, as SPR and BBF do."""
+    """Stretch the latent of a network for images to between 0 and 1, sample by sample, as SPR and BBF do."""
     initial: Literal["torch", "xavier"] = "torch"
     """How weights are drawn: as PyTorch does, or by Xavier's uniform rule with biases zero, as BBF does."""
 
@@ -75,10 +75,10 @@ class NetworkSection:
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "nature", "mlp")),
         "width": ("kind", ("impala",)),
-        "pooling": ("kind", ("resnet", "impala")),
-        "renormalise": ("kind", ("resnet", "impala")),
+        "pooling": ("kind", ("resnet", "impala", "nature")),
+        "renormalise": ("kind", ("resnet", "impala", "nature")),
     }
 
     def __post_init__(self) -> None:
@@ -110,6 +110,10 @@ class EnsembleSection:
     """Which members learn from a sample: all, one at random for the whole update, or each with probability `share`."""
     share: float = 0.5
     """Chance that a member learns from a sample, where only some do."""
+    prior: float = 0.0
+    """What a fixed random network of its own is multiplied by and added to each member's values; 0 for none."""
+    certainty: float = 0.0
+    """Let a sample weigh sigmoid(-certainty x spread of the members' bootstraps) + 1/2 as in SUNRISE; 0 for 1."""
 
     owners: ClassVar[Owners] = {"bonus": ("act", ("optimistic",)), "share": ("learn", ("some",))}
 
@@ -117,6 +121,8 @@ class EnsembleSection:
         """Check ranges, and refuse fields that the chosen rules do not have."""
         within("ensemble.members", self.members, 1, 256)
         within("ensemble.share", self.share, 1e-6, 1)
+        within("ensemble.prior", self.prior, 0)
+        within("ensemble.certainty", self.certainty, 0)
         refuse_foreign(self, "ensemble")
 
 
@@ -124,9 +130,13 @@ class EnsembleSection:
 class OperatorSection:
     """Axis 1: which action, and whose value, goes into the bootstrap target."""
 
-    kind: Literal["controlled", "greedy", "double", "maxmin"] = "controlled"
+    kind: Literal["controlled", "greedy", "double", "maxmin", "rem", "ebql", "tqc", "softmax", "munchausen"] = (
+        "controlled"
+    )
     """controlled: the paper's; greedy: the target network selects and values; double: the online network selects;
-    maxmin: the best of the members' least values.
+    maxmin: the best of the members' least values; rem: a random mixture of all members; ebql: the others value what a
+    member selects; tqc: all members' quantiles without the largest; softmax: actions by their odds; munchausen: that,
+    and a reward for the action's own odds.
     """
     exchange: Literal["derangement", "permutation", "none"] = "derangement"
     """Whose selected action a member values: always another's, any permutation's, or its own."""
@@ -138,9 +148,36 @@ class OperatorSection:
     """Which networks select the bootstrap action."""
     ceiling: Literal["running_max", "none"] = "running_max"
     """Hold targets below the best discounted return of a finished trajectory, or do not."""
+    snapshots: int = 1
+    """Copies of the target networks, the last ones, whose mean is their value (Averaged DQN)."""
+    subset: int = 0
+    """Members drawn for an update of which maxmin takes the least (REDQ); 0 for all."""
+    drop: int = 2
+    """Quantiles a member, the largest of all pooled, that tqc leaves out."""
+    temperature: float = 0.03
+    """Of the odds of actions, in units of value."""
+    scale: float = 0.9
+    """What munchausen multiplies the log of the action's odds by, after the temperature."""
+    least: float = -1.0
+    """Below which that is cut."""
+
+    owners: ClassVar[Owners] = {
+        "subset": ("kind", ("maxmin",)),
+        "drop": ("kind", ("tqc",)),
+        "temperature": ("kind", ("softmax", "munchausen")),
+        "scale": ("kind", ("munchausen",)),
+        "least": ("kind", ("munchausen",)),
+    }
 
     def __post_init__(self) -> None:
-        """Refuse switches that the chosen operator does not have."""
+        """Check ranges, and refuse switches that the chosen operator does not have."""
+        within("operator.snapshots", self.snapshots, 1, 100)
+        within("operator.subset", self.subset, 0, 256)
+        within("operator.drop", self.drop, 0, 999)
+        within("operator.temperature", self.temperature, 1e-6)
+        within("operator.scale", self.scale, 0, 1)
+        within("operator.least", self.least, -1e6, 0)
+        refuse_foreign(self, "operator")
         if self.kind != "controlled":
             neutrals = {"exchange": "none", "forbid": "none", "forbid_until": "one_step", "selector": "target"}
             for name, neutral in neutrals.items():
@@ -510,6 +547,8 @@ class Recipe:
                 f"{self.protocol.lanes} lanes is complete: make it at least {first}"
             )
 
+        _check_crossing(self)
+
     @property
     def updates(self) -> int:
         """Gradient updates of the whole run."""
@@ -563,6 +602,61 @@ class Recipe:
             for name in mine | theirs
             if not name.startswith("compute.") and mine.get(name) != theirs.get(name)
         ]
+
+
+def _check_crossing(recipe: Recipe) -> None:
+    """Raise where two sections contradict each other, saying why."""
+    operator, ensemble, estimator = recipe.operator, recipe.ensemble, recipe.estimator
+    kind, members = f"operator.kind {operator.kind}", ensemble.members
+    logits = estimator.kind in ("categorical", "hl_gauss")
+    why = "it is added to values, and there they are logits (use scalar, quantile or implicit)"
+    atoms = {"quantile": ("quantiles", estimator.quantiles), "implicit": ("samples", estimator.samples)}
+    name, count = atoms.get(estimator.kind, ("", 0))
+    prior, certainty = f"ensemble.prior {ensemble.prior:g}", f"ensemble.certainty {ensemble.certainty:g}"
+    wrong: list[tuple[bool, str]] = [
+        (
+            operator.kind == "tqc" and not name,
+            f"{kind} contradicts estimator.kind {estimator.kind}: it pools quantiles (use quantile or implicit)",
+        ),
+        (
+            operator.kind == "tqc" and operator.drop >= count,
+            f"operator.drop {operator.drop} leaves none of estimator.{name} {count}: make it smaller",
+        ),
+        (operator.kind == "munchausen" and logits, f"{kind} contradicts estimator.kind {estimator.kind}: {why}"),
+        (
+            operator.kind == "ebql" and members < 2,
+            f"{kind} needs others to value what a member selects: make ensemble.members at least 2",
+        ),
+        (
+            operator.kind == "rem" and ensemble.learn != "all",
+            f"{kind} contradicts ensemble.learn {ensemble.learn}: all members are one mixture (use all)",
+        ),
+        (
+            operator.subset > members,
+            f"operator.subset {operator.subset} is more than ensemble.members {members}: make it at most that",
+        ),
+        (
+            operator.snapshots > 1 and not recipe.optim.hard_copy_every,
+            f"operator.snapshots {operator.snapshots} contradicts optim.hard_copy_every 0: a target that moves with "
+            f"every update has no copies (set optim.hard_copy_every)",
+        ),
+        (ensemble.prior > 0 and logits, f"{prior} contradicts estimator.kind {estimator.kind}: {why}"),
+        (
+            ensemble.prior > 0 and recipe.optim.decay > 0,
+            f"{prior} contradicts optim.decay {recipe.optim.decay:g}: a prior must not fade",
+        ),
+        (
+            ensemble.prior > 0 and recipe.auxiliary.kind != "none",
+            f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            ensemble.certainty > 0 and members < 2,
+            f"{certainty} needs members that may differ: make ensemble.members at least 2",
+        ),
+    ]
+    for found, message in wrong:
+        if found:
+            raise UserError(message)
 
 
 def switches(recipe: Recipe) -> set[str]:

@@ -10,36 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
-from steadyq.nets.encoders import Described
+from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Nature, Network, ResNet
 from steadyq.nets.forms import FORMS, best_form
-from steadyq.nets.layers import Conv, Executor, Layer, LayerNorm, Linear, T
+from steadyq.nets.layers import Conv, Executor, LayerNorm, T
 
 MEMBERS, ACTIONS, ATOMS = 3, 4, 5
 DUELING: Any = {"dueling": True, "atoms": ATOMS}
-
-
-@dataclass(frozen=True)
-class Nature(Described):
-    """The convolutions of the Nature DQN, which the kernels are not written for, on a small image."""
-
-    observation: tuple[int, int, int]
-
-    @property
-    def body(self) -> dict[str, Layer]:
-        channels, height, width = self.observation
-        one = Conv(channels, 6, 8, 4, 0, (height, width))
-        two = Conv(6, 5, 4, 2, 0, one.image_out)
-        three = Conv(5, 4, 3, 1, 0, two.image_out)
-        features = (4, *three.image_out)
-        return {
-            "one": one, "two": two, "three": three, "hidden": Linear(math.prod(features), 8, flattens=features)
-        }  # fmt: skip
-
-    def wire(self, run: Executor[T], x: T) -> T:
-        for name in self.body:
-            x = self.units(run, name, x)
-        return self.values(run, x)
 
 
 def resnet(**options: Any) -> tuple[Network, tuple[int, ...]]:
@@ -60,7 +36,11 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala as BBF": impala(renormalise=True, initial="xavier", **DUELING),
     "impala, average": impala(pooling="average"),
     "impala, all options": impala(norm="layer", pooling="average", renormalise=True, initial="xavier", **DUELING),
-    "nature": (Nature((4, 36, 40), ACTIONS * ATOMS), (4, 36, 40)),
+    "nature": (Nature((4, 36, 40), ACTIONS * ATOMS, 8), (4, 36, 40)),
+    "nature, renormalised, average": (
+        Nature((4, 36, 40), ACTIONS * ATOMS, 8, renormalise=True, pooling="average", **DUELING),
+        (4, 36, 40),
+    ),
     "minatar": (MinAtarNet((4, 10, 10), ACTIONS * ATOMS, channels=8, hidden=16), (4, 10, 10)),
     "minatar, norm": (MinAtarNet((4, 10, 10), ACTIONS * ATOMS, 8, 16, norm="layer", **DUELING), (4, 10, 10)),
     "mlp": (MLP((6,), ACTIONS * ATOMS, (16, 8)), (6,)),

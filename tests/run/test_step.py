@@ -116,6 +116,23 @@ RECIPES = {
             "ensemble.act": "optimistic",
         }
     ),
+    "CartPole, averaged": presets.averaged_dqn("CartPole-v1").override(
+        {**SCALAR, "steps": 300, "network.hidden": (16,), "operator.snapshots": 3, "optim.hard_copy_every": 20}
+    ),
+    "CartPole, bootstrapped": presets.bootstrapped_dqn("CartPole-v1").override(
+        {**SCALAR, "steps": 300, "network.hidden": (16,)}
+    ),
+    "MinAtar, iqn, rem": presets.iqn("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "operator.kind": "rem",
+            "estimator.samples": 5,
+            "estimator.fixed": 4,
+        }
+    ),
     "MinAtar, bbf with its self-prediction": presets.bbf("MinAtar/Breakout").override(
         {
             **SCALAR,

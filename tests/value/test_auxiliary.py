@@ -73,7 +73,7 @@ def test_an_update_is_the_gradient_of_both_losses_with_the_targets_held(name: st
     draw = layout.plain(keep=keep, rate=1e-3)
     leaves = {key: p.clone().requires_grad_() for key, p in learner.online.items()}
     with torch.no_grad():
-        y, _ = learner.targets(batch, draw)
+        y, _, _ = learner.targets(batch, draw)
     z = take(learner.ensemble.forward(leaves, batch.observation), batch.action.expand(MEMBERS, -1))
     values = Quantile(ATOMS).loss(z, y)
     ahead = torch.zeros(MEMBERS, COUNT)
@@ -100,7 +100,7 @@ def test_with_weight_zero_values_learn_as_without_it_and_the_model_stays() -> No
     before = {key: p.clone() for key, p in with_it.online.items()}
     with_it.update(batch, draw)
     leaves = {key: p.clone().requires_grad_() for key, p in without.online.items()}
-    y, _ = without.targets(batch, draw)
+    y, _, _ = without.targets(batch, draw)
     loss, _ = without.loss(without.values(leaves, batch.observation), batch, y, draw)
     gradient = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     for key, g in zip(leaves, gradient, strict=True):

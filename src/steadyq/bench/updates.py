@@ -223,7 +223,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
     drawn = draws().to(device)
     draw = draws.layout.unpack(drawn)
     batch = ring.sample(draw)
-    y, target = learner.targets(batch, draw)
+    y, target, _ = learner.targets(batch, draw)
 
     def gradient() -> tuple[Params, Tensor, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}

@@ -82,8 +82,8 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         look = _values(learner, piece, draw, previous)
         tap = Tap()
         with torch.enable_grad():
-            z = learner.ensemble.forward(leaves, piece.observation, tap.around)
-            each = learner.each(z, piece, look["y"])
+            z = learner.ensemble.forward(leaves, piece.observation, tap.around, draw.taus[0])
+            each = learner.each(z, piece, look["y"], draw)
             with tap.measuring(learner.ensemble):
                 found = torch.autograd.grad(each.sum() / count, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(leaves, found, strict=True):
@@ -119,7 +119,7 @@ def states_together(ensemble: Ensemble, count: int, device: str) -> int:
 @torch.no_grad()
 def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
     """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
-    y, target = learner.targets(batch, draw)
+    y, target, _ = learner.targets(batch, draw)
     found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target_low, batch.observation).q}
     return found if previous is None else {**found, "q_before": learner.values(previous, batch.observation).q}
 
@@ -129,7 +129,13 @@ def activation_scores(ensemble: Ensemble, params: Params, observation: Tensor) -
     """Score of every hidden layer's units by what they put out, `[member, unit]` (ReDo's)."""
     tap = Tap()
     ensemble.forward(params, observation, tap.around)
-    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in tap.outputs.items()}
+    outputs = learning(tap.outputs, ensemble)
+    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in outputs.items()}
+
+
+def learning(outputs: dict[str, list[Tensor]], ensemble: Ensemble) -> dict[str, list[Tensor]]:
+    """Those of layers that learn: the units of a fixed prior say nothing of how learning goes."""
+    return {name: parts for name, parts in outputs.items() if ensemble.network.group(name) != "prior"}
 
 
 class Tap:
@@ -151,6 +157,7 @@ class Tap:
         Gradients are measured as they pass and not kept: those of all layers together would take more memory than
         training does.
         """
+        self.outputs = learning(self.outputs, ensemble)
         slopes: dict[str, dict[int, Tensor]] = {name: {} for name in self.outputs}
 
         def measure(name: str, place: int, y: Tensor, slope: Tensor) -> None:

@@ -155,21 +155,13 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Residual(Described):
-    """A residual encoder of images whose latent is perhaps renormalised and pooled before the hidden layer."""
+class Convolutional(Described):
+    """An encoder of images whose latent is perhaps renormalised, and pooled before the hidden layer."""
 
     observation: tuple[int, int, int]
     _: KW_ONLY
     pooling: Pooling = "flatten"
     renormalise: bool = False
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Each block's first convolution, and the hidden layer; all others add to the residual stream."""
-        found: dict[str, tuple[str, ...]] = {
-            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
-        }
-        return {**found, self.hidden_layer: self.heads}
 
     def projection(self, channels: int, image: tuple[int, int], width: int) -> Linear:
         """The hidden layer over the latent."""
@@ -200,6 +192,19 @@ class Residual(Described):
     def read(self, run: Executor[T], x: T) -> T:
         """All positions or their mean."""
         return run.average(x) if self.pooling == "average" else x
+
+
+@dataclass(frozen=True)
+class Residual(Convolutional):
+    """An encoder in residual blocks, each of a conv1 and a conv2."""
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each block's first convolution, and the hidden layer; all others add to the residual stream."""
+        found: dict[str, tuple[str, ...]] = {
+            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
+        }
+        return {**found, self.hidden_layer: self.heads}
 
 
 @dataclass(frozen=True)
@@ -287,6 +292,31 @@ class Impala(Residual):
                 last = f"{name}.conv2"
                 x = self.units(run, last, inner, relu=False, residual=x)
         return run.relu(x, last)
+
+
+@dataclass(frozen=True)
+class Nature(Convolutional):
+    """The network of Mnih et al. (2015): three convolutions without padding and one hidden layer."""
+
+    hidden: int = 512
+
+    @cached_property
+    def body(self) -> dict[str, Layer]:
+        """conv1, conv2, conv3, hidden."""
+        channels, height, width = self.observation
+        if min(height, width) < 36:
+            raise UserError(f"network.kind nature needs images of at least 36x36, not {height}x{width}: use another")
+        first = Conv(channels, 32, 8, 4, 0, (height, width))
+        second = Conv(32, 64, 4, 2, 0, first.image_out)
+        third = Conv(64, 64, 3, 1, 0, second.image_out)
+        hidden = self.projection(64, third.image_out, self.hidden)
+        return {"conv1": first, "conv2": second, "conv3": third, "hidden": hidden}
+
+    def encode(self, run: Executor[T], x: T) -> T:
+        """ReLU after each."""
+        for name in ("conv1", "conv2", "conv3"):
+            x = self.units(run, name, x)
+        return x
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class _Anywhere:
         """The sum."""
         return x + y
 
+    def offset(self, x: Tensor, by: Tensor, scale: float) -> Tensor:
+        """x + scale x by."""
+        return x + scale * by.detach()
+
     def dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
         """V + A - mean of A over actions."""
         each = advantage.view(*advantage.shape[:-1], -1, value.shape[-1])

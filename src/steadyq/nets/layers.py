@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 T = TypeVar("T")
-Group = Literal["encoder", "head"]
+Group = Literal["encoder", "head", "prior"]
 """Which part of a network a layer belongs to: the last hidden layer and the outputs are the head, all before it the
-encoder.
+encoder; a prior never learns.
 """
 Initial = Literal["torch", "xavier"]
 """How weights are drawn: uniform in +-1/sqrt(fan-in), biases too, as PyTorch does; or Xavier's uniform, biases zero."""
@@ -163,6 +163,9 @@ class Executor(Protocol[T]):
 
     def together(self, *batches: T) -> T:
         """Several batches as one, in their order."""
+
+    def offset(self, x: T, by: T, scale: float) -> T:
+        """x + scale x by, of which x alone learns."""
 
     def cosines(self, count: int) -> T:
         """cos(pi i tau), i = 0, ..., count - 1, of every quantile tau that each sample is asked for."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.build import check_memory, device_for, ensemble_for, learner_for, work
+from steadyq.build import check_memory, device_for, draw_layout, ensemble_for, learner_for, work
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.envs import BadEnvironment, EnvSpec
@@ -30,7 +30,7 @@ from steadyq.run.sinks import Sinks, wandb_module
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.scores.random_policy import stored
-from steadyq.value.shapes import Batch, DrawLayout, Future
+from steadyq.value.shapes import Batch, Future
 
 
 class Interrupted(RuntimeError):
@@ -220,8 +220,7 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
 
     def timed(members: int, batch_size: int) -> float:
-        trial = recipe.override({"ensemble.members": members})
-        learner = learner_for(trial, spec, torch.Generator().manual_seed(0), device)
+        learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, members)
         observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
@@ -229,7 +228,8 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         if steps := recipe.auxiliary.future:
             ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
             batch = replace(batch, future=Future(*ahead))
-        draw = DrawLayout(members, batch_size).plain(device)
+        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, augmented=False)
+        draw = layout.plain(device)
         update = Captured(lambda _: learner.update(batch, draw).priority, device)
         best = float("inf")
         for _ in range(3 if device.type == "cpu" else Captured.warm_calls + 3):

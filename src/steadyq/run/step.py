@@ -306,6 +306,7 @@ class Training:
                 "adam_first": learner.adam.first,
                 "adam_second": learner.adam.second,
                 "adam_step": learner.adam.step,
+                **({"snapshots": learner.older} if self.recipe.operator.snapshots > 1 else {}),
                 "replay": self.ring.state(),
                 "loop": {
                     "generator": self.generator.get_state(),
@@ -339,6 +340,8 @@ class Training:
         """Continue from a checkpoint, in place."""
         learner, tensors, plain = self.learner, saved.tensors, saved.plain
         needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
+        averaged = self.recipe.operator.snapshots > 1
+        needed |= {"snapshots"} if averaged else set()
         if missing := needed - tensors.keys():
             newest = self.writer.folder.checkpoints()[-1]
             raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
@@ -348,6 +351,7 @@ class Training:
             (learner.adam.first, "adam_first"),
             (learner.adam.second, "adam_second"),
             (learner.adam.step, "adam_step"),
+            *([(learner.older, "snapshots")] if averaged else []),
         ):
             if {key: t.shape for key, t in tensors[name].items()} != {key: t.shape for key, t in group.items()}:
                 newest = self.writer.folder.checkpoints()[-1]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.build import augmentation_for, draw_layout
+from steadyq.build import augmentation_for, draw_layout, operator_for
 from steadyq.device.capture import Captured
 from steadyq.envs.vector import EnvSpec
 from steadyq.recipe import Recipe
@@ -23,7 +23,7 @@ class Draws:
 
     def __init__(self, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.layout = recipe, draw_layout(recipe, spec)
-        self.augmentation = augmentation_for(recipe, spec)
+        self.augmentation, self.operator = augmentation_for(recipe, spec), operator_for(recipe)
         self.rate, self.gamma = Schedule.of(recipe.optim.rate), Schedule.of(recipe.optim.gamma)
         self.n_step = Schedule.of(recipe.replay.n_step)
 
@@ -43,6 +43,7 @@ class Draws:
             rate=self.rate.at(step, since),
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
+            share=self.operator.shares(self.layout.members, rng),
             taus=rng.random((2, self.layout.batch, self.layout.samples)),
             **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )

@@ -1,6 +1,7 @@
 """Losses beside the values': what else the encoder is asked to know."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,25 @@ from steadyq.value.shapes import Batch, Future, Params
 
 SHORTEST = 1e-4
 """A vector's length below which it is not stretched to 1: its direction says nothing."""
+
+
+class Auxiliary(Protocol):
+    """A loss beside the values' that shares their forward pass, and has targets of its own."""
+
+    @property
+    def weight(self) -> float:
+        """What it is multiplied by."""
+
+    def goal(self, ensemble: Ensemble, target: Params, batch: Batch) -> Tensor:
+        """What is to be predicted, by the target networks; no gradient goes there."""
+
+    def predict(
+        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """z[member, batch, action, atom] at s, and what is predicted."""
+
+    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
+        """Every member's loss of every sample, [member, batch]."""
 
 
 @dataclass(frozen=True)

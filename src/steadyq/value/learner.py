@@ -4,14 +4,14 @@
 changes in place, and nothing waits for the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from steadyq.device.streams import Beside
 from steadyq.nets.ensemble import Ensemble
-from steadyq.value.auxiliary import SelfPrediction
+from steadyq.value.auxiliary import Auxiliary
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take
@@ -27,6 +27,8 @@ class Settings:
     clip: float
     tau: float
     hard_copy_every: int
+    snapshots: int = 1  # copies of the target whose mean is its value, where it is copied
+    certainty: float = 0.0  # how much a sample weighs less where members' targets differ
     unit_steps: bool = False  # whether Adam counts the steps of every parameter alone, so that units can be reset
 
 
@@ -63,7 +65,7 @@ class Learner:
         settings: Settings,
         generator: torch.Generator,
         device: torch.device | str = "cpu",
-        auxiliary: SelfPrediction | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> None:
         self.ensemble = ensemble
         self.estimator = estimator
@@ -82,6 +84,9 @@ class Learner:
             self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, ensemble.exact, settings.unit_steps)
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
+        older = settings.snapshots - 1
+        self.older: Params = {name: p.repeat(older, *[1] * (p.dim() - 1)) for name, p in self.target_low.items()}
+        self.earlier = replace(ensemble, members=older * ensemble.members)
         self.ceiling = torch.full((), torch.inf, device=device)
         self.updates = self.restarted = 0  # gradient steps, and their number at the last scheduled reset
 
@@ -99,29 +104,53 @@ class Learner:
         z = self.ensemble.forward(params, observation, taus=taus)
         return Values(z, self.estimator.q(z))
 
+    def target_values(self, observation: Tensor, taus: Tensor | None = None) -> Values:
+        """What the target networks say: their newest copy, or the mean of the last few (Averaged DQN)."""
+        now, count = self.values(self.target_low, observation, taus), self.settings.snapshots
+        if count == 1:
+            return now
+        older = self.earlier.forward(self.older, observation, taus=taus)
+        every = torch.cat((now.z, older)).view(count, *now.z.shape)
+        z = self.estimator.mix(every.movedim(0, -2), every.new_full((count,), 1 / count))
+        return Values(z, self.estimator.q(z))
+
     @torch.no_grad()
-    def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values]:
-        """Return what predictions are regressed towards, y[member, batch, atom], and the target networks at s'."""
+    def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values, Tensor]:
+        """Return what predictions are regressed towards, y[member, batch, atom], the target networks at s', and how
+        much every sample weighs.
+        """
         after, taus = batch.next_observation, draw.taus[1]
-        target = self.values(self.target_low, after, taus)
+        target = self.target_values(after, taus)
         online = self.values(self.online_low, after, taus) if self.operator.reads_online else target
         z_next = self.operator(online, target, batch, draw)
-        return self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling), target
+        reward = batch.reward
+        if self.operator.reads_here:
+            reward = reward + self.operator.bonus(self.target_values(batch.observation, taus), batch)
+        y = self.estimator.backup(z_next, reward, batch.discount, self.ceiling)
+        return y, target, self.weight(z_next, batch)
+
+    def weight(self, z_next: Tensor, batch: Batch) -> Tensor:
+        """Importance weights, times sigmoid(-certainty x spread of the members' bootstraps) + 1/2 as in SUNRISE."""
+        if not self.settings.certainty:
+            return batch.weight
+        spread = self.estimator.q(z_next).std(0, correction=0)
+        return batch.weight * (torch.sigmoid(-self.settings.certainty * spread) + 0.5)
 
     def loss(self, now: Values, batch: Batch, y: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
-        each = self.each(now.z, batch, y, draw.taus[0])
+        each = self.each(now.z, batch, y, draw)
         return weighted(each, batch, draw.keep), each
 
-    def each(self, z: Tensor, batch: Batch, y: Tensor, tau: Tensor | None = None) -> Tensor:
-        """Return every member's loss of every sample `[member, batch]`, of predictions at s."""
-        return self.estimator.loss(take(z, batch.action.expand(len(z), -1)), y, tau)
+    def each(self, z: Tensor, batch: Batch, y: Tensor, draw: Draw) -> Tensor:
+        """Return every member's loss of every sample `[member, batch]`; of one mixture of them, `[1, batch]`."""
+        taken = self.operator.blend(take(z, batch.action.expand(len(z), -1)), draw)
+        return self.estimator.loss(taken, y[: len(taken)], draw.taus[0])
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member that learns, and the targets' step towards the online networks."""
         beside, auxiliary = Beside(self.device), self.auxiliary
         with beside.reading(batch, draw):
-            y, target = self.targets(batch, draw)
+            y, target, weight = self.targets(batch, draw)
             goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.target_low, batch)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
         if auxiliary is None:
@@ -130,13 +159,15 @@ class Learner:
             z, predicted = auxiliary.predict(self.ensemble, leaves, batch, draw.taus[0])
             now = Values(z, self.estimator.q(z))
         beside.join()
+        batch = replace(batch, weight=weight)
         loss, each = self.loss(now, batch, y, draw)
         measures: dict[str, Tensor] = {}
         if auxiliary is not None and predicted is not None and goal is not None:
             beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]
             loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep)
             measures["auxiliary"] = (batch.weight * beyond.detach()).mean()
-        gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        gradient = dict(zip(leaves, slopes, strict=True))
         each, q = each.detach(), now.q.detach()
         with torch.no_grad():
             with beside.reading(target, y, each, q):
@@ -174,8 +205,18 @@ class Learner:
         self.updates += 1
         every = self.settings.hard_copy_every
         if every and self.updates % every == 0:
+            self.keep_snapshot()
             polyak_(self.target, self.online, 1.0)
             self.refresh()
+
+    @torch.no_grad()
+    def keep_snapshot(self) -> None:
+        """Keep the target that is about to be replaced in place of the oldest kept."""
+        older, members = self.settings.snapshots - 1, self.ensemble.members
+        if older:
+            place = members * (self.updates // self.settings.hard_copy_every % older)
+            for name, p in self.target_low.items():
+                self.older[name][place : place + members].copy_(p)
 
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
@@ -197,4 +238,4 @@ class Learner:
 
 def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:
     """Return the loss summed over members that keep a sample, weighted, and averaged over the batch."""
-    return (batch.weight * (each * keep).sum(0)).mean()
+    return (batch.weight * (each * keep[: len(each)]).sum(0)).mean()

@@ -139,8 +139,8 @@ class Reinitialise:
         return _blend_(mask, params, ensemble, generator, self.strength)
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
-        """All of it."""
-        return 1.0
+        """All of what learns."""
+        return 0.0 if ensemble.network.group(layer) == "prior" else 1.0
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,8 @@ class ShrinkPerturb:
                 return self.encoder
             case "head":
                 return self.head
+            case "prior":
+                return 0.0
         assert_never(group)
 
 

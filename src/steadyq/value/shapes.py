@@ -69,6 +69,7 @@ class Draw:
     uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
     shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; s, s', then those of the future
     intensity: Tensor  # [view, batch] what images are multiplied by
+    share: Tensor  # [member] in what an operator mixes, summing to 1
     taus: Tensor  # [2, batch or 1, atom] quantiles that an implicit estimator is asked for: at s, at s'
 
 
@@ -97,6 +98,7 @@ class DrawLayout:
             "uniform": (self.batch,),
             "shift": (views, self.batch, 2),
             "intensity": (views, self.batch),
+            "share": (self.members,),
             "taus": (2, self.batch, self.samples),
         }
 
@@ -117,7 +119,7 @@ class DrawLayout:
         parts = torch.split(packed, [math.prod(shape) for shape in self.shapes.values()])
         found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         exact = {name: found[name].long() for name in ("order", "horizon", "shift")}
-        real = {name: found[name].float() for name in ("keep", "intensity", "taus")}
+        real = {name: found[name].float() for name in ("keep", "intensity", "share", "taus")}
         wide = {name: found[name] for name in ("rate", "gamma", "uniform")}
         return Draw(**exact, **real, **wide, forbid=found["forbid"] > 0)
 
@@ -135,7 +137,7 @@ class DrawLayout:
         return {
             "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
             "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
-            "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
+            "share": 1 / self.members, "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
         }  # fmt: skip
 
 
