@@ -259,11 +259,22 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
     return DrawLayout(
         members=recipe.ensemble.members,
         batch=recipe.replay.batch,
-        masked=recipe.ensemble.learn == "some",
+        keep=_kept_columns(recipe),
         augmented=augmentation_for(recipe, spec).active,
         future=recipe.auxiliary.future,
         samples=recipe.estimator.samples if recipe.estimator.kind == "implicit" else 0,
     )
+
+
+def _kept_columns(recipe: Recipe) -> int:
+    match recipe.ensemble.learn:
+        case "all":
+            return 0
+        case "one":
+            return 1
+        case "some":
+            return recipe.replay.batch
+    assert_never(recipe.ensemble.learn)
 
 
 def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> Ensemble:

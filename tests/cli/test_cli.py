@@ -1,3 +1,4 @@
+import importlib
 import io
 import json
 import re
@@ -269,6 +270,13 @@ def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert all(backend in shown for backend in ("MinAtar", "Atari", "Procgen", "Gymnasium"))
     assert "torch" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_what_a_command_says_of_itself(name: str) -> None:
+    module, does = COMMANDS[name]
+    command = getattr(importlib.import_module(f"steadyq.cli.{module}"), name)
+    assert command.__doc__.splitlines()[0] == does
 
 
 def test_help_does_not_wait_for_pytorch() -> None:

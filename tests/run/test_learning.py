@@ -162,13 +162,14 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
     ]
     taken = operator.blend(torch.cat(apart), draw)
     each = estimator.loss(taken, y[: len(taken)], draw.taus[0])
-    loss = (weight * (each * draw.keep[: len(each)]).sum(0)).mean()
+    keep = draw.keep if draw.keep.shape[1] else torch.ones(len(learners), 1)
+    loss = (weight * (each * keep[: len(each)]).sum(0)).mean()
     for i, (one, own) in enumerate(zip(learners, leaves, strict=True)):
         if one.auxiliary is not None:
             goal = one.auxiliary.goal(one.ensemble, one.target, batch)
             _, predicted = one.auxiliary.predict(one.ensemble, own, batch)
             ahead = one.auxiliary.loss(predicted, goal, batch)[0]
-            loss = loss + one.auxiliary.weight * (weight * ahead * draw.keep[i]).mean()
+            loss = loss + one.auxiliary.weight * (weight * ahead * keep[i]).mean()
     for i, (one, own) in enumerate(zip(learners, leaves, strict=True)):
         slopes = torch.autograd.grad(loss, list(own.values()), materialize_grads=True, retain_graph=True)
         with torch.no_grad():

@@ -46,6 +46,9 @@ class Scripted:
     def open(self) -> str:
         return ""
 
+    def news(self) -> str:
+        return ""
+
     def room(self) -> bool:
         return len(self.running) < self.parallel
 

@@ -69,7 +69,7 @@ def test_an_update_is_the_gradient_of_both_losses_with_the_targets_held(name: st
     assert batch.future is not None
     keep = np.ones((MEMBERS, COUNT))
     keep[0, :3] = 0
-    layout = DrawLayout(MEMBERS, COUNT, masked=True)
+    layout = DrawLayout(MEMBERS, COUNT, keep=COUNT)
     draw = layout.plain(keep=keep, rate=1e-3)
     leaves = {key: p.clone().requires_grad_() for key, p in learner.online.items()}
     with torch.no_grad():

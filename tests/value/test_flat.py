@@ -18,7 +18,7 @@ from steadyq.value.shapes import Batch, DrawLayout
 
 ATOMS, ACTIONS, MEMBERS, COUNT = 5, 3, 2, 6
 IMAGE = (2, 9, 9)
-LAYOUT = DrawLayout(MEMBERS, COUNT, masked=True)
+LAYOUT = DrawLayout(MEMBERS, COUNT, keep=COUNT)
 NETWORKS: dict[str, Network] = {
     "mlp": MLP((2 * 9 * 9,), ACTIONS * ATOMS, (40, 30)),
     "resnet": ResNet(IMAGE, ACTIONS * ATOMS, scale=1, head_multiple=8),

@@ -54,7 +54,9 @@ def random_batch(shape: tuple[int, ...], seed: int, count: int = COUNT) -> Batch
 
 
 def draw(order: list[int], forbid: bool = True, **more: Any) -> Draw:
-    return DrawLayout(len(order), COUNT, masked="keep" in more).plain(order=order, forbid=forbid, rate=1e-3, **more)
+    return DrawLayout(len(order), COUNT, COUNT if "keep" in more else 0).plain(
+        order=order, forbid=forbid, rate=1e-3, **more
+    )
 
 
 @pytest.fixture(scope="module")

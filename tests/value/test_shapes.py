@@ -22,8 +22,9 @@ def everything(layout: DrawLayout, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 LAYOUTS = [
-    DrawLayout(members, batch, masked, augmented)
-    for members, batch, masked, augmented in itertools.product((1, 3), (2, 5), (False, True), (False, True))
+    DrawLayout(members, batch, keep, augmented)
+    for members, batch, augmented in itertools.product((1, 3), (2, 5), (False, True))
+    for keep in (0, 1, batch)
 ]
 
 
@@ -41,13 +42,13 @@ def test_a_draw_comes_back_as_it_was_packed(layout: DrawLayout, seed: int) -> No
         np.testing.assert_allclose(found.double().numpy(), given[name], rtol=1e-7, err_msg=name)
     assert draw.order.dtype == draw.horizon.dtype == draw.shift.dtype == torch.int64  # they index
     assert draw.forbid.dtype == torch.bool
-    assert draw.rate.dtype == draw.gamma.dtype == draw.uniform.dtype == torch.float64  # not rounded on the way
-    assert draw.keep.shape == (layout.members, layout.batch if layout.masked else 1)
+    assert draw.rate.dtype == draw.uniform.dtype == torch.float64  # not rounded on the way
+    assert draw.keep.shape == (layout.members, layout.keep)
     assert len(draw.shift) == len(draw.intensity) == (2 if layout.augmented else 0)
 
 
 def test_numbers_are_spread_over_the_field() -> None:
-    layout = DrawLayout(2, 3, masked=True, augmented=True)
+    layout = DrawLayout(2, 3, keep=3, augmented=True)
     draw = layout.plain(keep=0.5, shift=4, intensity=1.5)
     assert draw.keep.tolist() == [[0.5] * 3] * 2
     assert draw.shift.tolist() == [[[4, 4]] * 3] * 2
@@ -58,7 +59,7 @@ def test_a_plain_draw_decides_nothing() -> None:
     draw = DrawLayout(3, 4).plain()
     assert draw.order.tolist() == [0, 1, 2]
     assert not draw.forbid
-    assert draw.keep.tolist() == [[1.0]] * 3
+    assert draw.keep.shape == (3, 0)  # all learn from all
     assert int(draw.horizon) == 1
     assert draw.uniform.tolist() == [1 / 8, 3 / 8, 5 / 8, 7 / 8]
 

@@ -16,6 +16,7 @@ from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
+from steadyq.bench.sharing import sharing_times
 from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.steps import step_times
 from steadyq.bench.updates import (
@@ -36,11 +37,14 @@ from steadyq.nets.forms import Form
 from steadyq.run.files import replace_text
 from steadyq.run.progress import plural
 from steadyq.run.provenance import provenance
+from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "layers", "growth", "steps", "env", "cpu")
-ON_GPU = SECTIONS[:3]
+SECTIONS = ("gpu", "layers", "growth", "sharing", "steps", "env", "cpu")
+ON_GPU = SECTIONS[:4]
+SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
+SHARED_SECONDS = 20.0
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
@@ -140,6 +144,13 @@ class Bench:
         for ratio in (1, 2, 4, 8):
             found["ratio"][ratio] = milliseconds(partial(_repeat, update, ratio), device)
             self.keep(f"replay ratio {ratio}: {found['ratio'][ratio]:.2f} ms")
+
+    def sharing(self) -> None:
+        """Runs of the flagship side by side on one GPU, taking turns and through MPS."""
+        rows = self.results.setdefault("sharing", [])
+        for runs, mps in SHARED:
+            rows.append(sharing_times("Atari/Breakout", "swift", runs, mps, SHARED_SECONDS, {}))
+            self.keep(f"{plural(runs, 'run')}, MPS {mps}: {rows[-1]['steps_per_second']:,.0f} steps/s together")
 
     def steps(self) -> None:
         """Whole steps of training: a small network anywhere, an Atari agent where there is a GPU."""

@@ -43,6 +43,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield from (layers(scale, rows) for scale, rows in results["layers"].items())
     if "growth" in results:
         yield from (growth(name, values) for name, values in results["growth"].items() if values)
+    if "sharing" in results:
+        yield sharing(results["sharing"])
     if "steps" in results:
         yield steps(results["steps"])
     if "env" in results:
@@ -124,6 +126,18 @@ def growth(name: str, values: dict[Any, float]) -> Sheet:
         before = (int(value), ms)
     columns = (name, "ms", "times the first", f"ms for each more {name.removesuffix('s')}")
     return Sheet(f"Growth with {name} (s = 2)", columns, rows)
+
+
+def sharing(rows: list[Row]) -> Sheet:
+    """Runs side by side."""
+    columns = ("runs", "preset", "environment", "MPS", "steps/s together", "times one run", "GPU memory")
+    body = []
+    for row in rows:
+        times = f"{row['steps_per_second'] / rows[0]['steps_per_second']:.2f}"
+        memory = f"{row['memory']:.0%}" if row["memory"] is not None else ""
+        how = (row["preset"], row["env"], "yes" if row["mps"] else "no")
+        body.append((str(row["runs"]), *how, f"{row['steps_per_second']:,.0f}", times, memory))
+    return Sheet("Runs side by side", columns, body)
 
 
 def steps(rows: list[Row]) -> Sheet:

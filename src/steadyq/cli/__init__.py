@@ -1,23 +1,19 @@
 """The `steadyq` command: each subcommand is one function; mistakes cost one line and exit with 2."""
 
 import errno
+import importlib
 import io
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.table import Column, Table
 
-from steadyq.cli.machine import bench, doctor, presets
-from steadyq.cli.reading import compare, diagnose, report
-from steadyq.cli.suites import paper, ppo, sweep
 from steadyq.cli.terminal import OUT, complain
-from steadyq.cli.training import demo, evaluate, play, train
-from steadyq.envs.modules import no_imports
 from steadyq.errors import UserError, nearest, one_line, out_of_memory, printable, shown
 from steadyq.run.files import NO_VERIFY
 
@@ -92,6 +88,8 @@ def _dispatch(words: list[str]) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: {nearest(command, COMMANDS)}")
+    from steadyq.envs.modules import no_imports
+
     notes: dict[str, None] = {}
 
     def note(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -99,7 +97,8 @@ def _dispatch(words: list[str]) -> int:
 
     with nullcontext() if command in IMPORTING else no_imports(), warnings.catch_warnings():
         warnings.showwarning = note
-        code = COMMANDS[command](rest)
+        module, _ = COMMANDS[command]
+        code: int = getattr(importlib.import_module(f"steadyq.cli.{module}"), command)(rest)
     for said in notes:  # a command that fails costs one line, its own
         complain(said)
     return code
@@ -111,8 +110,8 @@ def _help() -> None:
     said = "deep Q-learning that stays stable, and shows why an agent does not"
     OUT.print(f"[bold]steadyq {__version__}[/]  {said}\n", markup=True)
     table = Table(Column(style="bold"), box=None, show_header=False, padding=(0, 2))
-    for name, command in COMMANDS.items():
-        table.add_row(name, (command.__doc__ or "").splitlines()[0])
+    for name, (_, does) in COMMANDS.items():
+        table.add_row(name, does)
     OUT.print(table)
     OUT.print("\n`steadyq COMMAND --help` shows a command's options. With any command, `--debug` shows tracebacks, and")
     OUT.print("`--no-verify` takes files that are not what was written, by their digests, as they are.")
@@ -121,21 +120,29 @@ def _help() -> None:
 WRONG = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 """What the system says of a place that was badly chosen."""
 
-IMPORTING = ("train", "evaluate", "play", "sweep")
+IMPORTING = ("train", "evaluate", "play", "export", "sweep")
 """Commands that play games, and import the module of a user's own for it; they say so."""
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": train,
-    "evaluate": evaluate,
-    "play": play,
-    "compare": compare,
-    "report": report,
-    "diagnose": diagnose,
-    "sweep": sweep,
-    "ppo": ppo,
-    "presets": presets,
-    "paper": paper,
-    "bench": bench,
-    "doctor": doctor,
-    "demo": demo,
+COMMANDS = {
+    "train": ("training", "Train an agent, or continue it: `steadyq train MinAtar/Breakout`."),
+    "evaluate": ("training", "Play full games with a run's weights: `steadyq evaluate RUN`."),
+    "play": ("training", "Record a video of a run's agent: `steadyq play RUN --out game.mp4`."),
+    "export": (
+        "deploying",
+        "Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`.",
+    ),
+    "compare": ("reading", "Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."),
+    "report": ("reading", "Write one page about one or more runs: `steadyq report RUN... --out report.html`."),
+    "diagnose": ("reading", "Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."),
+    "sweep": (
+        "suites",
+        "Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`.",
+    ),
+    "ppo": ("suites", "Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."),
+    "presets": ("machine", "List the presets, or print one: `steadyq presets steady --scale paper`."),
+    "paper": ("suites", "Recompute the paper's tables and check its numbers: `steadyq paper check`."),
+    "bench": ("machine", "Time updates, acting and environments on this machine: `steadyq bench --json times.json`."),
+    "doctor": ("machine", "Say what is installed, which environments work, and whether there is a GPU."),
+    "demo": ("training", "Train on a small game, film it, write a page about it: what `make demo` runs."),
 }
+"""Each command's module here, which loads when it is called, and what the command does."""

@@ -38,9 +38,9 @@ class SweepOptions:
     on: str = "local"
     """Where: local, ray (the cluster this machine belongs to, else one started here), or ray://host:port."""
     jobs: int | None = None
-    """Runs at a time on this machine; by default one for each core or GPU slot."""
+    """Runs at a time on this machine, at most; by default one for each core."""
     gpus_per_run: float | None = None
-    """Share of a GPU that each run gets; by default a whole one where there is one; 0 trains on the CPU."""
+    """Share of a GPU that each run gets; by default as many runs share one as get more done; 0 trains on the CPU."""
     mps: Literal["auto", "on", "off"] = "auto"
     """NVIDIA's Multi-Process Service where several runs share a GPU: started if it can be, always, or never."""
     retries: int = 2

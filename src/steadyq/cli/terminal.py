@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from steadyq.envs.modules import said_import
 from steadyq.errors import UserError, printable
 from steadyq.run.files import belongs_to_a_run, replace_text
 from steadyq.run.progress import SafeConsole
@@ -45,6 +44,8 @@ def complain(words: object) -> None:
 
 def say_imports(*games: str) -> None:
     """Say which modules playing these games imports: they run with all rights of their user."""
+    from steadyq.envs.modules import said_import
+
     for said in filter(None, map(said_import, dict.fromkeys(games))):
         OUT.print(said)
 

@@ -82,7 +82,7 @@ class Ensemble:
         quantiles that a network with `cosines` is asked for; without them evenly spaced ones.
         """
         (z,) = self._run(self.network, params, observation, around=around, taus=taus)
-        return self._values(z, len(observation))
+        return self._values(z, observation.shape[0])
 
     def predict(
         self, params: Params, observation: Tensor, action: Tensor, taus: Tensor | None = None
@@ -92,7 +92,7 @@ class Ensemble:
         """
         chosen = functional.one_hot(action, self.network.transition).to(self.dtype)
         z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen, taus=taus)
-        return self._values(z, len(observation)), predicted.reshape(self.members, *action.shape, -1)
+        return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
 
     def project(self, params: Params, observation: Tensor) -> Tensor:
         """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
@@ -120,7 +120,7 @@ class Ensemble:
         given: dict[str, Any] = {"actions": actions}
         if self.network.cosines:
             taus = (torch.arange(self.fixed, device=x.device)[None] + 0.5) / self.fixed if taus is None else taus
-            given["taus"] = taus.expand(len(x), -1)
+            given["taus"] = taus.expand(x.shape[0], -1)
         match self.form:
             case "loop":
                 runs = [Loop(layers, member, **given) for member in range(self.members)]

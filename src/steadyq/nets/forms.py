@@ -115,7 +115,7 @@ class Loop(_Anywhere):
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample."""
-        return (x.flatten(1)[:, None] * quantiles.view(len(x), -1, quantiles.shape[-1])).flatten(0, 1)
+        return (x.flatten(1)[:, None] * quantiles.view(x.shape[0], -1, quantiles.shape[-1])).flatten(0, 1)
 
 
 @dataclass(frozen=True)

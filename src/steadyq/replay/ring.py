@@ -110,7 +110,8 @@ class Ring:
 
     def gather(self, index: Tensor, weight: Tensor, stamp: Tensor, draw: Draw) -> Batch:
         """Rebuild the n-step transitions that begin at the given slots."""
-        reward, discount, last = self._window(index, draw)
+        own = self.reward[index]
+        reward, discount, last = self._window(index, own, draw)
         return Batch(
             observation=self.observation(index),
             action=self.action[index],
@@ -120,7 +121,7 @@ class Ring:
             weight=weight,
             index=index,
             stamp=stamp,
-            rewarded=self.reward[index] > 0,
+            rewarded=own > 0,
             future=self._future(index) if self.future else None,
         )
 
@@ -132,15 +133,14 @@ class Ring:
         seen = self.observation(slots[1:].flatten())  # [step * batch, ...]
         return Future(seen.view(*end.shape, *seen.shape[1:]), self.action[slots[:-1]], ~over & (end != TERMINATED))
 
-    def _window(self, index: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    def _window(self, index: Tensor, own: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot.
 
         Windows are gathered up to the largest n there will be; `draw.horizon` says how much of them counts.
         """
-        gamma = draw.gamma.float()
         if self.n == 1:
-            return self.reward[index], gamma * (self.end[index] != TERMINATED), index
-        powers = gamma**self._counting
+            return own, draw.gamma * (self.end[index] != TERMINATED), index
+        powers = draw.gamma**self._counting
         window = torch.stack([self._shift(index, k) for k in range(self.n)], dim=1)  # [batch, n]
         ended = self.end[window] != RUNNING
         # A step counts while no earlier step of the window ended the trajectory.

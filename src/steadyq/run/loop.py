@@ -228,7 +228,7 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         if steps := recipe.auxiliary.future:
             ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
             batch = replace(batch, future=Future(*ahead))
-        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, augmented=False)
+        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False)
         draw = layout.plain(device)
         update = Captured(lambda _: learner.update(batch, draw).priority, device)
         best = float("inf")

@@ -46,7 +46,7 @@ class Board:
         self.shown = now
         for entry in self.entries:
             if entry.state == "running" and (row := last_row(entry.folder.path / "metrics.jsonl")):
-                entry.step, entry.score = row["step"], row.get("return_10")
+                entry.reached(row)
         if self.live:
             self.live.update(self._table(), refresh=True)
         else:
@@ -63,6 +63,9 @@ class Board:
         ]
         for state in ("elsewhere", "diverged", "failed"):
             parts += [f"{states.count(state)} {state}"] * (state in states)
+        rates = [entry.rate for entry in self.entries if entry.state == "running" and entry.rate]
+        if len(rates) > 1:
+            parts.append(f"{sum(rates):,.0f} steps/s together")
         gained = self._done() - self.done_before
         if gained > 0:
             left = sum(entry.cost * (1 - entry.share) for entry in self.entries if entry.state != "failed")

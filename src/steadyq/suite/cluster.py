@@ -94,6 +94,10 @@ class RayCluster:
         ready, _ = self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=0)
         return [(self.tasks.pop(reference), *self._ending(reference)) for reference in ready]
 
+    def news(self) -> str:
+        """Nothing: Ray places runs."""
+        return ""
+
     def stop(self) -> None:
         """Cancel: a task in training takes it as a Ctrl-C and saves its state, one that waits is dropped."""
         for reference in self.tasks:

@@ -54,6 +54,9 @@ class Launcher(Protocol):
     def poll(self) -> list[tuple[Entry, Ending, str]]:
         """Runs that ended since the last call: how, and with which last words."""
 
+    def news(self) -> str:
+        """What there is to say since the last call, or nothing."""
+
     def stop(self) -> None:
         """Ask all runs to save their state and end; `poll` tells when they have."""
 
@@ -104,6 +107,8 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
                     _account(entry, ending, words, retries, board)
                 if stop.is_set():
                     break
+                if words := launcher.news():
+                    board.say(words)
                 _fill(plan.entries, launcher, board)
                 board.show()
                 stop.wait(POLL_SECONDS)

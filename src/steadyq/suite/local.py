@@ -19,6 +19,7 @@ from steadyq.run.progress import plural
 from steadyq.run.provenance import command_line
 from steadyq.suite import mps
 from steadyq.suite.plan import Entry
+from steadyq.suite.sharing import Sharing
 from steadyq.suite.study import PlannedRun
 from steadyq.suite.worker import EXIT, START, Ending, isolated, search_path, send
 
@@ -37,18 +38,35 @@ class LocalProcesses:
     """One process per run, as many at a time as there are CPU slots and GPU slots."""
 
     def __init__(
-        self, out: Path, jobs: int, gpus_per_run: float = 0.0, gpus: int = 0, wanted: mps.Wanted = "auto"
+        self,
+        out: Path,
+        jobs: int,
+        gpus_per_run: float = 0.0,
+        gpus: int = 0,
+        wanted: mps.Wanted = "auto",
+        sharing: Sharing | None = None,
     ) -> None:
-        self.out, self.children = out, list[Child]()
+        """Where `sharing` is given, it decides how many runs a GPU gets; else their share of one does."""
+        self.out, self.children, self.jobs = out, list[Child](), jobs
         self.wanted, self.note = wanted, ""
         self.service: mps.Service | None = None
         self.gpus = range(gpus) if gpus_per_run else range(0)
         self.on_gpu = bool(self.gpus)
-        self.parallel = min(jobs, slots(gpus_per_run) * gpus) if self.on_gpu else jobs
+        self.each, self.sharing = slots(gpus_per_run) if gpus_per_run else 0, sharing
         self.learning = min(self.parallel, gpus) if self.on_gpu else self.parallel
         self.together = -(-self.parallel // gpus) if self.on_gpu else 1
         cards = f"{plural(gpus, 'GPU')}, {gpus_per_run:g} of one for each" if gpus_per_run else "CPU"
         self.words = f"this machine ({cards}), {plural(self.parallel, 'run')} at a time"
+        if sharing is not None and sharing.most > 1:
+            self.together = sharing.most
+            self.words = f"this machine ({plural(gpus, 'GPU')}), as many runs on each as pays, {sharing.most} at most"
+
+    @property
+    def parallel(self) -> int:
+        """Runs at a time."""
+        if not self.on_gpu:
+            return self.jobs
+        return min(self.jobs, (self.sharing.runs if self.sharing else self.each) * len(self.gpus))
 
     def open(self) -> str:
         """Get ready to start runs; returns what there is to say about it."""
@@ -96,6 +114,10 @@ class LocalProcesses:
         endings = {code: ending for ending, code in EXIT.items()}
         return [(child.entry, endings.get(child.process.returncode, "crashed"), _last_words(child)) for child in ended]
 
+    def news(self) -> str:
+        """What was found about sharing GPUs since the last call."""
+        return self.sharing.look([child.entry.folder.path for child in self.children]) if self.sharing else ""
+
     def stop(self) -> None:
         """Send SIGTERM: the run saves its state between two steps."""
         for child in self.children:
@@ -127,8 +149,9 @@ def local_launcher(
     share: float | None,
     wanted: mps.Wanted = "auto",
 ) -> LocalProcesses:
-    """Slots of this machine: by default a GPU for each run where there is one, else a core for each."""
+    """Slots of this machine: by default as many runs on a GPU as pays where there is one, else one for each core."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    measured = share is None
     wants_cpu = all(run.recipe.compute.device == "cpu" for run in study_runs)
     if share is None:
         share = 0.0 if wants_cpu or not gpus else 1.0
@@ -139,9 +162,11 @@ def local_launcher(
         raise UserError("compute.device cuda, precision tf32 or bf16, form kernels need --gpus-per-run above 0")
     if jobs is None:
         threads = max(max(1, run.recipe.compute.threads) for run in study_runs)
-        jobs = max(1, len(os.sched_getaffinity(0)) // threads) if not share else slots(share) * gpus
+        cores = max(1, len(os.sched_getaffinity(0)) // threads)
+        jobs = cores if not share else max(gpus, cores) if measured else slots(share) * gpus
     within("--jobs", jobs, 1)
-    return LocalProcesses(out, jobs, share, gpus, wanted)
+    sharing = Sharing(gpus, min(jobs, len(study_runs)) // gpus) if measured and share else None
+    return LocalProcesses(out, jobs, share, gpus, wanted, sharing)
 
 
 def _visible(gpu: int | None) -> str:

@@ -39,6 +39,9 @@ class Entry:
     not_before: float = 0.0
     step: int = 0
     score: float | None = None
+    rate: float = 0.0
+    """Steps a second between the last two rows that were seen."""
+    seconds: float = 0.0
     message: str = ""
 
     @property
@@ -58,8 +61,15 @@ class Entry:
         elif (self.folder.path / "diverged").is_dir():
             self.state = "diverged"
         elif row := last_row(self.folder.path / "metrics.jsonl"):
-            self.step, self.score = row["step"], row.get("return_10")
+            self.reached(row)
         return self.state
+
+    def reached(self, row: dict[str, Any]) -> None:
+        """Take step, score and speed from the run's newest row."""
+        steps, seconds = row["step"] - self.step, row["seconds"] - self.seconds
+        if self.seconds and steps > 0 and seconds > 0:
+            self.rate = steps / seconds
+        self.step, self.score, self.seconds = row["step"], row.get("return_10"), row["seconds"]
 
 
 @dataclass(frozen=True)

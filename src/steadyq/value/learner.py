@@ -179,7 +179,7 @@ class Learner:
 
     def step_(self, gradient: Params, draw: Draw) -> Tensor:
         """Move online and target parameters; returns each member's gradient norm."""
-        settings, active = self.settings, draw.keep.amax(1)
+        settings, active = self.settings, draw.keep.amax(1) if draw.keep.shape[1] else None
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
             return self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
@@ -238,4 +238,5 @@ class Learner:
 
 def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:
     """Return the loss summed over members that keep a sample, weighted, and averaged over the batch."""
-    return (batch.weight * (each * keep[: len(each)]).sum(0)).mean()
+    kept = each * keep[: len(each)] if keep.shape[1] else each
+    return (batch.weight * kept.sum(0)).mean()

@@ -142,8 +142,7 @@ class Adam:
                     [stack[name][member] for name in names]
                     for stack in (params, gradient, state.first, state.second, state.step)
                 )
-                for steps in t:
-                    steps.add_(1)
+                torch._foreach_add_(t, 1)
                 g = [part.contiguous() for part in g]  # the fused pass reads memory in order
                 run(  # what torch.optim.Adam(fused=True) and AdamW(fused=True) call
                     p, g, m, v, [], t,

@@ -62,7 +62,7 @@ class Draw:
 
     order: Tensor  # [member] whose selected action each member values
     forbid: Tensor  # [] bool: is the rewarded action forbidden in this update?
-    keep: Tensor  # [member, batch] or [member, 1]: 1 where a member learns from a sample
+    keep: Tensor  # [member, batch] or [member, 1]: 1 where a member learns from a sample; [member, 0]: all from all
     rate: Tensor  # [] learning rate
     horizon: Tensor  # [] int64: n of the n-step return
     gamma: Tensor  # [] discount per step
@@ -73,13 +73,20 @@ class Draw:
     taus: Tensor  # [2, batch or 1, atom] quantiles that an implicit estimator is asked for: at s, at s'
 
 
+KINDS = {
+    "order": "exact", "forbid": "truth", "keep": "real", "rate": "wide", "horizon": "exact", "gamma": "real",
+    "uniform": "wide", "shift": "exact", "intensity": "real", "share": "real", "taus": "real",
+}  # fmt: skip
+"""What the numbers of a draw become on the device: whole numbers, float32, float64 as they travel, or bool."""
+
+
 @dataclass(frozen=True)
 class DrawLayout:
     """A draw as one vector of float64, to travel to the device at once."""
 
     members: int
     batch: int
-    masked: bool = False  # whether `keep` differs between the samples of a batch
+    keep: int = 0  # columns of `keep`: one for each sample, one for all, or none where all members learn from all
     augmented: bool = False  # whether images are shifted and scaled
     future: int = 0  # steps of the future that are shown too
     samples: int = 0  # quantiles drawn for each sample
@@ -91,7 +98,7 @@ class DrawLayout:
         return {
             "order": (self.members,),
             "forbid": (),
-            "keep": (self.members, self.batch if self.masked else 1),
+            "keep": (self.members, self.keep),
             "rate": (),
             "horizon": (),
             "gamma": (),
@@ -116,12 +123,14 @@ class DrawLayout:
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
-        parts = torch.split(packed, [math.prod(shape) for shape in self.shapes.values()])
-        found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        exact = {name: found[name].long() for name in ("order", "horizon", "shift")}
-        real = {name: found[name].float() for name in ("keep", "intensity", "share", "taus")}
-        wide = {name: found[name] for name in ("rate", "gamma", "uniform")}
-        return Draw(**exact, **real, **wide, forbid=found["forbid"] > 0)
+        kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
+        parts: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            parts[name] = kinds[KINDS[name]][start:end].view(shape)
+            start = end
+        return Draw(**parts)
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
         """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
