@@ -8,7 +8,6 @@ from typing import Any, assert_never
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from steadyq.nets.forms import Form, Kernels, Loop, Stacked, check
 from steadyq.nets.layers import Executor, Layer, LayerNorm, Network, Wiring
@@ -90,7 +89,7 @@ class Ensemble:
         """Return z, and what every member predicts of its own projections after the actions [step, batch]:
         [member, step, batch, unit].
         """
-        chosen = functional.one_hot(action, self.network.transition).to(self.dtype)
+        chosen = (action[..., None] == torch.arange(self.network.transition, device=action.device)).to(self.dtype)
         z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen, taus=taus)
         return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
 

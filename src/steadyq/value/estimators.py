@@ -168,7 +168,7 @@ class Categorical:
 
     def mix(self, z: Tensor, weight: Tensor) -> Tensor:
         """Return logits of the mixture of the probabilities: their mean is no mean of logits."""
-        return mean_of(z.softmax(-1), weight).log()
+        return mean_of(z.softmax(-1), weight).clamp_min(torch.finfo(z.dtype).tiny).log()
 
     def value(self, y: Tensor) -> Tensor:
         """Return the expected return of a target's probabilities."""
@@ -231,7 +231,7 @@ class HLGauss:
 
     def mix(self, z: Tensor, weight: Tensor) -> Tensor:
         """Return logits of the mixture of the probabilities: their mean is no mean of logits."""
-        return mean_of(z.softmax(-1), weight).log()
+        return mean_of(z.softmax(-1), weight).clamp_min(torch.finfo(z.dtype).tiny).log()
 
     def value(self, y: Tensor) -> Tensor:
         """Return the expected centre of a target's probabilities."""
