@@ -29,6 +29,7 @@ from steadyq.value.operators import (
     Pooled,
     Softmax,
 )
+from steadyq.value.penalties import Penalties
 
 BASE = presets.steady("MinAtar/Breakout", "tiny").override(
     {
@@ -265,6 +266,9 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     prior = build.network_for(BASE.override({"ensemble.prior": 2.0}), spec)
     assert isinstance(prior, WithPrior)
     assert (prior.scale, prior.network) == (2.0, build.network_for(BASE, spec))
+    pulled = {"regulation.pull": 0.1, "regulation.parseval": 0.2, "regulation.project": True, "network.norm": "layer"}
+    pulled = build.learner_for(BASE.override(pulled), spec, torch.Generator(), torch.device("cpu")).settings.penalties
+    assert pulled == Penalties(0.1, 0.2, True)
     ahead = BASE.override({"auxiliary.kind": "spr", "auxiliary.steps": 3, "auxiliary.weight": 2.0})
     assert build.auxiliary_for(ahead) == SelfPrediction(3, 2.0)
     assert build.auxiliary_for(BASE) is None

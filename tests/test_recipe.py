@@ -233,6 +233,11 @@ CROSSINGS = [
         "ensemble.prior 2 contradicts auxiliary.kind spr: a prior has no latent to predict",
     ),
     (
+        {"regulation.project": True},
+        "regulation.project contradicts network.norm none: only behind a LayerNorm a weight's size does not matter "
+        "(set network.norm layer)",
+    ),
+    (
         {"ensemble.certainty": 2.0, "ensemble.members": 1},
         "ensemble.certainty 2 needs members that may differ: make ensemble.members at least 2",
     ),

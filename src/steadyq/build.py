@@ -42,6 +42,7 @@ from steadyq.value.operators import (
     Softmax,
 )
 from steadyq.value.optim import Adam
+from steadyq.value.penalties import Penalties
 from steadyq.value.regulation import (
     Dormant,
     Intervention,
@@ -318,6 +319,7 @@ def learner_for(
         hard_copy_every=optim.hard_copy_every,
         snapshots=recipe.operator.snapshots,
         certainty=recipe.ensemble.certainty,
+        penalties=Penalties(recipe.regulation.pull, recipe.regulation.parseval, recipe.regulation.project),
         unit_steps=recipe.regulation.intervention == "recycle",
     )
     axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)

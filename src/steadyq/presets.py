@@ -341,7 +341,12 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([f"certainty {ensemble.certainty:g}"] if ensemble.certainty else []),
     ]
     rules = recipe.regulation
-    regulated = "none" if rules.intervention == "none" else f"{rules.trigger}: {rules.intervention}"
+    regulated = [
+        *([f"{rules.trigger}: {rules.intervention}"] if rules.intervention != "none" else []),
+        *([f"pull {rules.pull:g}"] if rules.pull else []),
+        *([f"parseval {rules.parseval:g}"] if rules.parseval else []),
+        *(["project"] if rules.project else []),
+    ]
     replay = recipe.replay
     rest = [
         "prioritised" if replay.alpha else "uniform",
@@ -354,7 +359,13 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([f"target copied every {recipe.optim.hard_copy_every}"] if recipe.optim.hard_copy_every else []),
         *(["target acts"] if recipe.explore.act_with == "target" else []),
     ]
-    return (", ".join(represented), ", ".join(bootstrap), ", ".join(whose), regulated, ", ".join(rest))
+    return (
+        ", ".join(represented),
+        ", ".join(bootstrap),
+        ", ".join(whose),
+        ", ".join(regulated) or "none",
+        ", ".join(rest),
+    )
 
 
 def recipe_for(preset: str, env: str, scale: str = "") -> Recipe:

@@ -296,6 +296,12 @@ class RegulationSection:
     """The same for the last hidden layer and the outputs."""
     target: Literal["synchronise", "own", "keep"] = "synchronise"
     """The member's target network: copied from the online one, intervened on with a draw of its own, or left alone."""
+    pull: float = 0.0
+    """In every update: weight of the squared distance from the initial parameters (L2 init); 0 for none."""
+    parseval: float = 0.0
+    """In every update: weight of |W W^T - I|^2 of hidden linear layers; 0 for none."""
+    project: bool = False
+    """After every update: bring weights before a LayerNorm back to their initial size (normalise-and-project)."""
 
     owners: ClassVar[Owners] = {
         "threshold": ("trigger", ("spike",)),
@@ -318,6 +324,8 @@ class RegulationSection:
         within("regulation.dormant_share", self.dormant_share, 0, 1)
         within("regulation.encoder", self.encoder, 0, 1)
         within("regulation.head", self.head, 0, 1)
+        within("regulation.pull", self.pull, 0)
+        within("regulation.parseval", self.parseval, 0)
         refuse_foreign(self, "regulation")
         if self.intervention == "recycle" and self.trigger != "dormant":
             raise UserError(
@@ -648,6 +656,11 @@ def _check_crossing(recipe: Recipe) -> None:
         (
             ensemble.prior > 0 and recipe.auxiliary.kind != "none",
             f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            recipe.regulation.project and recipe.network.norm == "none",
+            "regulation.project contradicts network.norm none: only behind a LayerNorm a weight's size does not matter "
+            "(set network.norm layer)",
         ),
         (
             ensemble.certainty > 0 and members < 2,

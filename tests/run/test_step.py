@@ -119,6 +119,9 @@ RECIPES = {
     "CartPole, averaged": presets.averaged_dqn("CartPole-v1").override(
         {**SCALAR, "steps": 300, "network.hidden": (16,), "operator.snapshots": 3, "optim.hard_copy_every": 20}
     ),
+    "CartPole, pulled and projected": cartpole(
+        **{"regulation.pull": 0.01, "regulation.parseval": 0.001, "regulation.project": True, "network.norm": "layer"}
+    ),
     "CartPole, bootstrapped": presets.bootstrapped_dqn("CartPole-v1").override(
         {**SCALAR, "steps": 300, "network.hidden": (16,)}
     ),

@@ -4,7 +4,7 @@
 changes in place, and nothing waits for the device.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, take
 from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
+from steadyq.value.penalties import Penalties
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
 
 
@@ -29,6 +30,7 @@ class Settings:
     hard_copy_every: int
     snapshots: int = 1  # copies of the target whose mean is its value, where it is copied
     certainty: float = 0.0  # how much a sample weighs less where members' targets differ
+    penalties: Penalties = field(default_factory=Penalties)
     unit_steps: bool = False  # whether Adam counts the steps of every parameter alone, so that units can be reset
 
 
@@ -75,6 +77,8 @@ class Learner:
         self.measured = MEASURES if auxiliary is None else (*MEASURES, "auxiliary")
         self.device = torch.device(device)
         initial = ensemble.initial(generator, device)
+        # Drawn again alike where a run is continued, so that it need not be saved.
+        self.initial: Params = {name: p.clone() for name, p in initial.items()} if settings.penalties.active else {}
         self.flat: Flat | None = None
         if self.device.type == "cpu" and ensemble.dtype == torch.float32:
             self.online = self.online_low = initial
@@ -172,7 +176,8 @@ class Learner:
         with torch.no_grad():
             with beside.reading(target, y, each, q):
                 measures |= self.measure(batch, target, y, each, q)
-            norm = self.step_(gradient, draw)
+            pulls = self.settings.penalties.gradient(self.online, self.initial, self.ensemble.network)
+            norm = self.step_(gradient | {name: gradient[name] + pull for name, pull in pulls.items()}, draw)
             beside.join()
             measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
         return Update(priority=each.mean(0), measures=measures)
@@ -182,12 +187,16 @@ class Learner:
         settings, active = self.settings, draw.keep.amax(1) if draw.keep.shape[1] else None
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
-            return self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
-        norm = member_norm(gradient)
-        scale = clip_scale(norm, settings.clip)
-        settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
-        if tau is not None:
-            polyak_(self.target, self.online, tau)
+            norm = self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
+        else:
+            norm = member_norm(gradient)
+            scale = clip_scale(norm, settings.clip)
+            settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
+            if tau is not None:
+                polyak_(self.target, self.online, tau)
+        if settings.penalties.project:
+            settings.penalties.project_(self.online, self.initial, self.ensemble.network)
+            self.refresh()
         return norm
 
     def refresh(self) -> None:
