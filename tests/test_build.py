@@ -71,6 +71,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("operator.kind", "softmax"): NEUTRAL,
     ("operator.kind", "munchausen"): NEUTRAL,
     ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
+    ("regulation.intervention", "answer"): {"regulation.trigger": "verdict", "monitor.every": 4},
+    ("regulation.trigger", "verdict"): {"monitor.every": 4},
 }
 """What a choice cannot do without."""
 
@@ -157,6 +159,12 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"regulation.trigger": "spike"}, "trigger", regulation.Spike),
     ({"regulation.trigger": "periodic"}, "trigger", regulation.Periodic),
     ({"regulation.trigger": "dormant"}, "trigger", regulation.Dormant),
+    ({"regulation.trigger": "verdict", "monitor.every": 4}, "trigger", regulation.Verdict),
+    (
+        {"regulation.intervention": "answer", "regulation.trigger": "verdict", "monitor.every": 4},
+        "intervention",
+        regulation.Answer,
+    ),
     ({"regulation.intervention": "reinitialise"}, "intervention", regulation.Reinitialise),
     ({"regulation.intervention": "shrink_perturb"}, "intervention", regulation.ShrinkPerturb),
     ({"regulation.intervention": "recycle", "regulation.trigger": "dormant"}, "intervention", regulation.Recycle),

@@ -233,6 +233,15 @@ CROSSINGS = [
         "ensemble.prior 2 contradicts auxiliary.kind spr: a prior has no latent to predict",
     ),
     (
+        {"regulation.trigger": "verdict", "monitor.every": 0},
+        "regulation.trigger verdict contradicts monitor.every 0: the monitor must measure to find anything",
+    ),
+    (
+        {"regulation.intervention": "answer"},
+        "regulation.intervention answer contradicts regulation.trigger spike: it answers the monitor's findings (set "
+        "regulation.trigger verdict)",
+    ),
+    (
         {"regulation.project": True},
         "regulation.project contradicts network.norm none: only behind a LayerNorm a weight's size does not matter "
         "(set network.norm layer)",
@@ -375,6 +384,7 @@ SECTIONS = {
 OTHERS = ("greedy", "double", "maxmin", "rem", "ebql", "tqc", "softmax", "munchausen")
 NEEDED = {  # what a choice must come with
     "recycle": {"trigger": "dormant"},
+    "answer": {"trigger": "verdict"},
     **{kind: {"exchange": "none", "forbid": "none"} for kind in OTHERS},
 }
 FOREIGN = [

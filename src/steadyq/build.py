@@ -44,6 +44,7 @@ from steadyq.value.operators import (
 from steadyq.value.optim import Adam
 from steadyq.value.penalties import Penalties
 from steadyq.value.regulation import (
+    Answer,
     Dormant,
     Intervention,
     Periodic,
@@ -53,6 +54,7 @@ from steadyq.value.regulation import (
     ShrinkPerturb,
     Spike,
     Trigger,
+    Verdict,
 )
 from steadyq.value.shapes import DrawLayout
 
@@ -214,6 +216,8 @@ def _trigger(recipe: Recipe) -> Trigger:
             return Periodic(section.period, section.last)
         case "dormant":
             return Dormant(section.dormant, section.dormant_share)
+        case "verdict":
+            return Verdict()
     assert_never(section.trigger)
 
 
@@ -228,6 +232,8 @@ def _intervention(recipe: Recipe) -> Intervention | None:
             return ShrinkPerturb(section.encoder, section.head)
         case "recycle":
             return Recycle(section.dormant)
+        case "answer":
+            return Answer()
     assert_never(section.intervention)
 
 
@@ -320,7 +326,7 @@ def learner_for(
         snapshots=recipe.operator.snapshots,
         certainty=recipe.ensemble.certainty,
         penalties=Penalties(recipe.regulation.pull, recipe.regulation.parseval, recipe.regulation.project),
-        unit_steps=recipe.regulation.intervention == "recycle",
+        unit_steps=recipe.regulation.intervention in ("recycle", "answer"),
     )
     axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
     return Learner(*axes, settings, generator, device, auxiliary_for(recipe))

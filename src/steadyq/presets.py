@@ -359,13 +359,7 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([f"target copied every {recipe.optim.hard_copy_every}"] if recipe.optim.hard_copy_every else []),
         *(["target acts"] if recipe.explore.act_with == "target" else []),
     ]
-    return (
-        ", ".join(represented),
-        ", ".join(bootstrap),
-        ", ".join(whose),
-        ", ".join(regulated) or "none",
-        ", ".join(rest),
-    )
+    return tuple(", ".join(words) or "none" for words in (represented, bootstrap, whose, regulated, rest))
 
 
 def recipe_for(preset: str, env: str, scale: str = "") -> Recipe:

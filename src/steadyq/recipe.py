@@ -272,10 +272,14 @@ class AuxiliarySection:
 class RegulationSection:
     """Axis 3: when layers are intervened on, and how. Spike ratios are measured and logged either way."""
 
-    trigger: Literal["spike", "periodic", "dormant"] = "spike"
-    """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units."""
-    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "none"] = "reinitialise"
-    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, or only measure."""
+    trigger: Literal["spike", "periodic", "dormant", "verdict"] = "spike"
+    """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units;
+    verdict: those that a finding of the monitor is about.
+    """
+    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "answer", "none"] = "reinitialise"
+    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, answer each finding by what answers
+    it, or only measure.
+    """
     threshold: float = 6.0
     """Spike ratio max|W| / quantile(|W|) above which a layer is intervened on."""
     quantile: float = 0.99
@@ -327,6 +331,11 @@ class RegulationSection:
         within("regulation.pull", self.pull, 0)
         within("regulation.parseval", self.parseval, 0)
         refuse_foreign(self, "regulation")
+        if self.intervention == "answer" and self.trigger != "verdict":
+            raise UserError(
+                f"regulation.intervention answer contradicts regulation.trigger {self.trigger}: it answers the "
+                f"monitor's findings (set regulation.trigger verdict)"
+            )
         if self.intervention == "recycle" and self.trigger != "dormant":
             raise UserError(
                 f"regulation.intervention recycle contradicts regulation.trigger {self.trigger}: it redraws dormant "
@@ -656,6 +665,10 @@ def _check_crossing(recipe: Recipe) -> None:
         (
             ensemble.prior > 0 and recipe.auxiliary.kind != "none",
             f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            recipe.regulation.trigger == "verdict" and recipe.monitor.every == 0,
+            "regulation.trigger verdict contradicts monitor.every 0: the monitor must measure to find anything",
         ),
         (
             recipe.regulation.project and recipe.network.norm == "none",

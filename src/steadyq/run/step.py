@@ -15,6 +15,7 @@ from steadyq.agent import Agent
 from steadyq.build import acting_for, computing, device_for, estimator_for, learner_for, regulation_for, ring_for
 from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
+from steadyq.monitor.verdict import findings
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
 from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
@@ -58,6 +59,7 @@ class Training:
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
+        self.judged: list[dict[str, Any]] = []  # rows of diagnostics since the regulation last answered one
         self.pending: np.ndarray | None = None  # actions that were decided on and could not be played
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
@@ -183,10 +185,12 @@ class Training:
         At the last step nothing is touched any more: it would be evaluated untrained.
         """
         learner, regulation = self.learner, self.regulation
+        found = self.found() if regulation is not None and regulation.trigger.reads_findings else ()
         due = (
             regulation is not None
             and self.step_count < self.recipe.steps
             and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+            and (not regulation.trigger.reads_findings or len(found) > 0)
         )
         if not (measuring or due):
             return
@@ -197,9 +201,18 @@ class Training:
         if regulation is None or not due:
             return
         scores = self.unit_scores() if regulation.trigger.reads_units else {}
-        for event in regulation(learner, Evidence(layers, ratios, scores), self.generator):
+        for event in regulation(learner, Evidence(layers, ratios, scores, found), self.generator):
             self.resets += 1
+            self.judged = []  # what stands after this must be seen anew
             self.writer.event("reset", self.step_count, **event)
+
+    def found(self) -> tuple[str, ...]:
+        """Findings about parameters that stand with this step's row of diagnostics, if it has one."""
+        if self.diagnosed is None:
+            return ()
+        self.judged.append(self.diagnosed)
+        standing = findings(self.judged)
+        return tuple(each.name for each in standing if each.mechanism == "parameter" and each.until is None)
 
     def unit_scores(self) -> Params:
         """How much each unit puts out beside its layer's others, on transitions drawn uniformly."""
@@ -330,6 +343,7 @@ class Training:
                 "resets": self.resets,
                 "recent": list(self.recent),
                 "rewarded_share": self.rewarded_share,
+                "judged": len(self.judged),
                 "pending": None if self.pending is None else self.pending.tolist(),
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
@@ -382,6 +396,8 @@ class Training:
         self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
         learner.restarted = plain.get("restarted", 0)
+        count = plain.get("judged", 0)
+        self.judged = self.writer.folder.diagnostics()[-count:] if count else []
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
