@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from steadyq import envs
+from steadyq.envs import AnyEnv
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import (
     AuxiliarySection,
@@ -34,32 +35,32 @@ Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")
 
 
-def steady(env: str, scale: str = "", **changes: Any) -> Recipe:
+def steady(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """The paper's method: exchanged bootstraps, rewarded action forbidden, return ceiling, spike resets."""
     return _finish(_base("steady", env, scale), changes)
 
 
-def dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DQN: one scalar network, the target network selects and values, uniform replay."""
     return _finish(_single(_base("dqn", env, scale), operator="greedy", estimator="scalar"), changes)
 
 
-def double_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def double_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Double DQN: the online network selects, the target network values."""
     return _finish(_single(_base("double_dqn", env, scale), operator="double", estimator="scalar"), changes)
 
 
-def qr_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def qr_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """QR-DQN: DQN with quantiles of the return instead of its mean."""
     return _finish(_single(_base("qr_dqn", env, scale), operator="greedy", estimator="quantile"), changes)
 
 
-def c51(env: str, scale: str = "", **changes: Any) -> Recipe:
+def c51(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """C51: DQN with probabilities of 51 returns from -10 to 10 [Bellemare et al. 2017] instead of their mean."""
     return _finish(_single(_base("c51", env, scale), operator="greedy", estimator="categorical"), changes)
 
 
-def maxmin_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def maxmin_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Maxmin DQN: the least of several networks' values is bootstrapped and acted by, one network learns at a time."""
     base = _single(_base("maxmin_dqn", env, scale), operator="greedy", estimator="scalar")
     recipe = replace(
@@ -70,7 +71,7 @@ def maxmin_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def averaged_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def averaged_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Averaged DQN: DQN whose target is the mean of the last ten copies of the network."""
     base = _single(_base("averaged_dqn", env, scale), operator="greedy", estimator="scalar")
     recipe = replace(
@@ -81,7 +82,7 @@ def averaged_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def bootstrapped_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def bootstrapped_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Bootstrapped DQN: Double DQN in each of ten networks with priors, one of which acts for a whole game."""
     base = _single(_base("bootstrapped_dqn", env, scale), operator="double", estimator="scalar")
     ensemble = EnsembleSection(
@@ -93,7 +94,7 @@ def bootstrapped_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, ensemble=ensemble), changes)
 
 
-def ebql(env: str, scale: str = "", **changes: Any) -> Recipe:
+def ebql(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """EBQL: the one network that learns selects, all others together value."""
     base = _single(_base("ebql", env, scale), operator="double", estimator="scalar")
     recipe = replace(
@@ -104,7 +105,7 @@ def ebql(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def rem(env: str, scale: str = "", **changes: Any) -> Recipe:
+def rem(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """REM: DQN of a mixture of networks drawn anew for each update, one of which acts for a whole game."""
     base = _single(_base("rem", env, scale), operator="greedy", estimator="scalar")
     recipe = replace(
@@ -115,7 +116,7 @@ def rem(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def iqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def iqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """IQN: QR-DQN whose network is asked for quantiles drawn anew for each sample."""
     base = _single(_base("iqn", env, scale), operator="greedy", estimator="implicit")
     estimator = EstimatorSection(
@@ -128,7 +129,7 @@ def iqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, estimator=estimator), changes)
 
 
-def munchausen(env: str, scale: str = "", **changes: Any) -> Recipe:
+def munchausen(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Munchausen DQN: soft values, and a reward for the log of the action's own odds."""
     base = _single(_base("munchausen", env, scale), operator="greedy", estimator="scalar")
     operator = replace(
@@ -141,7 +142,7 @@ def munchausen(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, operator=operator), changes)
 
 
-def tqc_discrete(env: str, scale: str = "", **changes: Any) -> Recipe:
+def tqc_discrete(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """TQC's critics with a choice of actions: all networks' quantiles are pooled, the largest left out."""
     base = _single(_base("tqc_discrete", env, scale), operator="greedy", estimator="quantile")
     recipe = replace(
@@ -153,7 +154,7 @@ def tqc_discrete(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def sunrise(env: str, scale: str = "", **changes: Any) -> Recipe:
+def sunrise(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """SUNRISE: five networks of Rainbow but for noise; what they disagree on weighs less, and is tried more."""
     base = _single(_base("sunrise", env, scale), operator="double", estimator="categorical")
     recipe = replace(
@@ -176,7 +177,7 @@ def sunrise(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
+def redo(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """ReDo: DQN whose dormant units are redrawn every 1,000 steps [Sokar et al. 2023]."""
     base = _single(_base("redo", env, scale), operator="greedy", estimator="scalar")
     regulation = RegulationSection(
@@ -189,7 +190,7 @@ def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, regulation=regulation), changes)
 
 
-def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
+def swift(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """The flagship: the paper's ensemble and exchange under BBF's schedule, most score in ten GPU-minutes a game."""
     recipe = _cycled(_base("swift", env, scale))
     # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over pairs of
@@ -197,7 +198,7 @@ def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(recipe, operator=OperatorSection(forbid="none", ceiling="none")), changes)
 
 
-def bbf(env: str, scale: str = "", **changes: Any) -> Recipe:
+def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """BBF: one wide categorical network, double, a self-predictive loss, reset and annealed in cycles."""
     base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
     image = base.network.kind == "resnet"
@@ -212,13 +213,13 @@ def bbf(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def sr_spr(env: str, scale: str = "", **changes: Any) -> Recipe:
+def sr_spr(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """SR-SPR: SPR without noise at a high replay ratio, its encoder shrunk and its head redrawn in cycles."""
     base = bbf(env, scale)
     atari = base.protocol.name.startswith("atari")
     ratio = 8 if atari else base.replay.ratio  # [SR-SPR] replay_ratio 256 of batches of 32; its paper 16
     cycle = max(1, base.steps // (base.protocol.lanes * base.replay.every) * ratio // 20)  # [SR-SPR] 40,000 of 800,000
-    small = NetworkSection(kind="nature", hidden=(512,), renormalise=True, dueling=True, initial="xavier")  # [SR-SPR]
+    small = NetworkSection(kind="cnn", hidden=(512,), renormalise=True, dueling=True, initial="xavier")  # [SR-SPR]
     recipe = replace(
         base,
         preset="sr_spr",
@@ -230,13 +231,13 @@ def sr_spr(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def drq(env: str, scale: str = "", **changes: Any) -> Recipe:
+def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DrQ(eps): Double DQN with dueling outputs, ten-step returns and images shifted at random, no target network."""
     base = _single(_base("drq", env, scale), operator="double", estimator="scalar")
     atari = base.protocol.name.startswith("atari")
     recipe = replace(
         base,
-        network=replace(NetworkSection(kind="nature", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
+        network=replace(NetworkSection(kind="cnn", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
         replay=replace(
             base.replay,
             n_step=10,  # [DrQ] update_horizon
@@ -362,17 +363,16 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
     return tuple(", ".join(words) or "none" for words in (represented, bootstrap, whose, regulated, rest))
 
 
-def recipe_for(preset: str, env: str, scale: str = "") -> Recipe:
+def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
     """Return a preset by name; an unknown one raises naming the nearest."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     return PRESETS[preset](env, scale)
 
 
-def _base(preset: str, env: str, scale: str) -> Recipe:
+def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     """The paper's agent on the given environment, before a preset takes parts away."""
-    env = envs.canonical(env)
-    protocol = envs.protocol_for(env)
+    protocol, env = envs.protocol_for(env), envs.canonical(env)
     family = protocol.name.split("-")[0]
     scale = scale or ("small" if family in ("atari", "procgen") else "tiny")
     if scale not in SCALES:
@@ -410,8 +410,9 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
     spec = envs.spec(env, protocol)
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
-    kind: Literal["resnet", "minatar", "mlp"] = "minatar" if minatar else "resnet" if image else "mlp"
-    hidden = (128,) if minatar else (128, 128)
+    images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
+    kind: Literal["resnet", "minatar", "cnn", "mlp"] = "minatar" if minatar else images if image else "mlp"
+    hidden = (128,) if minatar else (512,) if kind == "cnn" else (128, 128)
     recipe = replace(
         recipe,
         network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),

@@ -10,7 +10,7 @@ from torch.nn import functional
 from steadyq import envs
 from steadyq.build import network_for
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Impala, MinAtarNet, Nature, ResNet
+from steadyq.nets import MLP, Impala, MinAtarNet, ResNet
 from steadyq.nets.layers import Conv
 from steadyq.paper.settings import layer_rows
 from steadyq.presets import steady
@@ -164,13 +164,3 @@ def test_options_that_a_network_does_not_have_are_refused() -> None:
         built("CartPole-v1", kind="impala")
     with pytest.raises(UserError, match=r"network.width must be between 1 and 16, got 0"):
         built("Atari/Breakout", kind="impala", width=0)
-
-
-def test_the_nature_network_has_the_sizes_of_its_paper() -> None:
-    layers = Nature((4, 84, 84), A).layers
-    assert [layer.weight_shape for layer in layers.values()] == [
-        (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7), (A, 512)
-    ]  # fmt: skip
-    assert Nature((4, 84, 84), A).readers["conv3"] == ("hidden",)
-    with pytest.raises(UserError, match=r"network.kind nature needs images of at least 36x36, not 10x10"):
-        _ = Nature((4, 10, 10), A).layers

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Nature, Network, ResNet
+from steadyq.nets import MLP, Ensemble, Impala, Layered, MinAtarNet, Network, ResNet
 from steadyq.nets.forms import FORMS, best_form
+from steadyq.nets.layered import cnn
 from steadyq.nets.layers import Conv, Executor, LayerNorm, T
 
 MEMBERS, ACTIONS, ATOMS = 3, 4, 5
@@ -36,9 +37,9 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala as BBF": impala(renormalise=True, initial="xavier", **DUELING),
     "impala, average": impala(pooling="average"),
     "impala, all options": impala(norm="layer", pooling="average", renormalise=True, initial="xavier", **DUELING),
-    "nature": (Nature((4, 36, 40), ACTIONS * ATOMS, 8), (4, 36, 40)),
+    "nature": (Layered((4, 36, 40), ACTIONS * ATOMS, cnn((4, 36, 40), 8)), (4, 36, 40)),
     "nature, renormalised, average": (
-        Nature((4, 36, 40), ACTIONS * ATOMS, 8, renormalise=True, pooling="average", **DUELING),
+        Layered((4, 36, 40), ACTIONS * ATOMS, cnn((4, 36, 40), 8), renormalise=True, pooling="average", **DUELING),
         (4, 36, 40),
     ),
     "minatar": (MinAtarNet((4, 10, 10), ACTIONS * ATOMS, channels=8, hidden=16), (4, 10, 10)),

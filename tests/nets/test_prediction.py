@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Nature, Network, ResNet
+from steadyq.nets import MLP, Ensemble, Impala, Layered, MinAtarNet, Network, ResNet
+from steadyq.nets.layered import cnn
 
 MEMBERS, ACTIONS, ATOMS, STEPS, COUNT = 3, 4, 5, 3, 2
 OUTPUTS = ACTIONS * ATOMS
@@ -18,7 +19,8 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala as BBF": (Impala((4, 12, 12), OUTPUTS, 1, 8, **BBF), (4, 12, 12)),
     "impala, average, norm": (Impala((4, 12, 12), OUTPUTS, 1, 8, pooling="average", norm="layer", **BBF), (4, 12, 12)),
     "resnet": (ResNet((4, 12, 12), OUTPUTS, scale=1, head_multiple=8, transition=ACTIONS), (4, 12, 12)),
-    "nature": (Nature((4, 36, 36), OUTPUTS, 8, renormalise=True, transition=ACTIONS), (4, 36, 36)),
+    "cnn": (Layered((4, 12, 12), OUTPUTS, cnn((4, 12, 12), 8), renormalise=True, transition=ACTIONS), (4, 12, 12)),
+    "layers": (Layered((6,), OUTPUTS, ("linear 7", "linear 8"), transition=ACTIONS), (6,)),
     "minatar": (MinAtarNet((4, 10, 10), OUTPUTS, channels=8, hidden=16, transition=ACTIONS), (4, 10, 10)),
     "mlp": (MLP((6,), OUTPUTS, (16, 8), transition=ACTIONS), (6,)),
 }

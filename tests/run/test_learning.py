@@ -84,7 +84,7 @@ def test_every_preset_learns_a_chain(preset: str, tmp_path: Path) -> None:
 SMALLEST = {
     "resnet": {"network.scale": 1, "network.head_multiple": 4, "network.strides": (2, 2, 2, 2)},
     "impala": {"network.width": 1, "network.hidden": (8,)},
-    "nature": {"network.hidden": (8,)},
+    "cnn": {"network.hidden": (8,)},
 }
 
 
@@ -205,7 +205,7 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
         weight, index = torch.rand(count, generator=generator), torch.arange(count)
         known = torch.rand(5, count, generator=generator) > 0.2
         future = Future(see[2:], torch.randint(2, (5, count), generator=generator), known)
-        batch = Batch(see[0], action, reward, discount, see[1], weight, index, index, reward > 0, future)
+        batch = Batch(see[0], action, reward, discount, see[1], weight, index, index, reward > 0, future=future)
         draw = draws.layout.unpack(torch.from_numpy(draws(rng, forbids=preset == "steady", step=0, since=step)))
         mine, theirs = stacked.update(batch, draw), update_apart(apart, batch, draw)
         for learner in (stacked, *apart):

@@ -33,7 +33,7 @@ def batch_of(shape: tuple[int, ...], seed: int = 0) -> Batch:
     weight = 0.2 + 0.8 * torch.rand(COUNT, generator=generator)
     return Batch(
         see[0], action[0], reward, torch.full((COUNT,), 0.9), see[1], weight, index, index, reward > 0,
-        Future(see[2:], action, known),
+        future=Future(see[2:], action, known),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from steadyq.value.operators import (
     Softmax,
     forbid_rewarded_action,
     order_for,
+    permitted,
 )
 from steadyq.value.shapes import Batch, Draw, DrawLayout, Values
 
@@ -313,3 +314,40 @@ def test_shares_are_drawn_where_an_operator_mixes_and_nowhere_else() -> None:
     assert set(np.unique(subsets)) == {0.0, 0.5}
     assert ((subsets > 0).sum(1) == 2).all()
     np.testing.assert_allclose((subsets > 0).mean(0), 2 / 5, atol=0.04)
+
+
+# -- actions that the environment does not allow -----------------------------------------------------------------------
+
+EVERY: dict[str, Callable[[Estimator], Operator]] = {
+    **{name: operator for name, (operator, _) in OPERATORS.items()},
+    "tqc": lambda _: Pooled(1),
+    "softmax": lambda estimator: Softmax(estimator, 2.0),
+    "munchausen": lambda _: Munchausen(2.0),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_operator_bootstraps_from_an_action_that_is_not_allowed(name: str) -> None:
+    """Whatever that action were worth, it changes nothing; and where it alone was the best, something else is taken."""
+    operator, allowed = EVERY[name](Quantile(2)), torch.tensor([[True, False, True], [False, True, True]])
+    found = []
+    for value in (-50.0, 50.0):
+        sets = []
+        for q in (ONLINE, TARGET):
+            values = quantiles(torch.where(allowed, q, value))
+            sets.append(Values(values.z, permitted(values.q, allowed)))  # as the learner hands them over
+        masked = replace(BATCH, next_allowed=allowed, allowed=allowed)
+        found.append(operator(*sets, masked, drawn()))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0].abs().max() < 20
+
+
+def test_the_munchausen_reward_knows_what_was_allowed() -> None:
+    allowed = torch.tensor([[False, True, True], [True, True, True]])
+    values = scalars(ONLINE)
+    masked = Values(values.z, permitted(values.q, allowed))
+    bonus = Munchausen(1.0, 1.0, -100.0).bonus(masked, BATCH)
+    q = ONLINE[0, 0].tolist()  # without a0: log(e^q1 / (e^q1 + e^q2))
+    assert float(bonus[0, 0]) == pytest.approx(q[1] - math.log(math.exp(q[1]) + math.exp(q[2])), abs=1e-5)
+    assert bonus.isfinite().all()

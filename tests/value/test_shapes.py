@@ -82,9 +82,11 @@ def test_an_unknown_field_and_a_wrong_shape_raise() -> None:
 
 
 def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
-    columns = [torch.arange(10 * i, 10 * i + 6) for i in range(9)]
+    columns = [torch.arange(10 * i, 10 * i + 6) for i in range(11)]
     part = Batch(*columns).part(2, 5)
     assert [getattr(part, name).tolist() for name in ("observation", "rewarded")] == [[2, 3, 4], [82, 83, 84]]
+    unmasked = Batch(*columns[:9]).part(2, 5)
+    assert unmasked.allowed is unmasked.next_allowed is None
     assert all(len(value) == 3 for name, value in vars(part).items() if name != "future")
     assert part.future is None
     ahead = Future(*(torch.arange(12).view(2, 6) + 100 * i for i in range(3)))

@@ -158,7 +158,6 @@ class Described:
 class Convolutional(Described):
     """An encoder of images whose latent is perhaps renormalised, and pooled before the hidden layer."""
 
-    observation: tuple[int, int, int]
     _: KW_ONLY
     pooling: Pooling = "flatten"
     renormalise: bool = False
@@ -197,6 +196,8 @@ class Convolutional(Described):
 @dataclass(frozen=True)
 class Residual(Convolutional):
     """An encoder in residual blocks, each of a conv1 and a conv2."""
+
+    observation: tuple[int, int, int]
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
@@ -292,31 +293,6 @@ class Impala(Residual):
                 last = f"{name}.conv2"
                 x = self.units(run, last, inner, relu=False, residual=x)
         return run.relu(x, last)
-
-
-@dataclass(frozen=True)
-class Nature(Convolutional):
-    """The network of Mnih et al. (2015): three convolutions without padding and one hidden layer."""
-
-    hidden: int = 512
-
-    @cached_property
-    def body(self) -> dict[str, Layer]:
-        """conv1, conv2, conv3, hidden."""
-        channels, height, width = self.observation
-        if min(height, width) < 36:
-            raise UserError(f"network.kind nature needs images of at least 36x36, not {height}x{width}: use another")
-        first = Conv(channels, 32, 8, 4, 0, (height, width))
-        second = Conv(32, 64, 4, 2, 0, first.image_out)
-        third = Conv(64, 64, 3, 1, 0, second.image_out)
-        hidden = self.projection(64, third.image_out, self.hidden)
-        return {"conv1": first, "conv2": second, "conv3": third, "hidden": hidden}
-
-    def encode(self, run: Executor[T], x: T) -> T:
-        """ReLU after each."""
-        for name in ("conv1", "conv2", "conv3"):
-            x = self.units(run, name, x)
-        return x
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import torch
 from torch import Tensor
 
 from steadyq.nets.forms import Form, Kernels, Loop, Stacked, check
-from steadyq.nets.layers import Executor, Layer, LayerNorm, Network, Wiring
+from steadyq.nets.layers import Encoding, Executor, Layer, LayerNorm, Network, Wiring
 from steadyq.nets.prediction import Projection, Rollout
 
 Params = dict[str, Tensor]
@@ -90,12 +90,19 @@ class Ensemble:
         [member, step, batch, unit].
         """
         chosen = (action[..., None] == torch.arange(self.network.transition, device=action.device)).to(self.dtype)
-        z, predicted = self._run(Rollout(self.network, len(action)), params, observation, chosen, taus=taus)
+        z, predicted = self._run(Rollout(self.encoding, len(action)), params, observation, chosen, taus=taus)
         return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
 
     def project(self, params: Params, observation: Tensor) -> Tensor:
         """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
-        return self._run(Projection(self.network), params, observation)[0]
+        return self._run(Projection(self.encoding), params, observation)[0]
+
+    @property
+    def encoding(self) -> Encoding:
+        """The network, as one that has an encoder."""
+        if not hasattr(self.network, "latent"):
+            raise TypeError(f"{self.network} does not say what its encoder is")
+        return cast(Encoding, self.network)
 
     def _values(self, z: Tensor, count: int) -> Tensor:
         if self.network.cosines:

@@ -231,6 +231,10 @@ class Network(Protocol):
     def wire(self, run: Executor[T], x: T) -> T:
         """Run the network on x; returns the flat outputs."""
 
+
+class Encoding(Network, Protocol):
+    """A network that says what lies between its encoder and its outputs."""
+
     def latent(self, run: Executor[T], x: T) -> T:
         """What the encoder makes of x."""
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from steadyq.nets.layers import Executor, Layer, Network, T
+from steadyq.nets.layers import Encoding, Executor, Layer, T
 
 
 @dataclass(frozen=True)
 class Projection:
     """The last hidden units before their ReLU."""
 
-    network: Network
+    network: Encoding
 
     @property
     def layers(self) -> dict[str, Layer]:
@@ -27,7 +27,7 @@ class Rollout:
     another.
     """
 
-    network: Network
+    network: Encoding
     steps: int
 
     @property

@@ -63,22 +63,6 @@ class WithPrior:
         prior = self.network.wire(cast(Executor[T], _Twin(run)), x)
         return run.offset(self.network.wire(run, x), prior, self.scale)
 
-    def latent(self, run: Executor[T], x: T) -> T:
-        """The network's."""
-        return self.network.latent(run, x)
-
-    def following(self, run: Executor[T], x: T, step: int) -> T:
-        """The network's."""
-        return self.network.following(run, x, step)
-
-    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
-        """The network's."""
-        return self.network.project(run, x, relu=relu)
-
-    def outputs_of(self, run: Executor[T], x: T) -> T:
-        """The network's, without the prior, which has no part in a latent."""
-        return self.network.outputs_of(run, x)
-
 
 class _Twin:
     """An executor under which layers are those of the prior."""

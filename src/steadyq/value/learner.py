@@ -14,7 +14,7 @@ from steadyq.nets.ensemble import Ensemble
 from steadyq.value.auxiliary import Auxiliary
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
-from steadyq.value.operators import Operator, take
+from steadyq.value.operators import Operator, permitted, take
 from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
 from steadyq.value.penalties import Penalties
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
@@ -118,18 +118,26 @@ class Learner:
         z = self.estimator.mix(every.movedim(0, -2), every.new_full((count,), 1 / count))
         return Values(z, self.estimator.q(z))
 
+    def candidates(self, values: Values, batch: Batch) -> Values:
+        """Values at s', those of actions that the environment does not allow there at -inf."""
+        return Values(values.z, permitted(values.q, batch.next_allowed))
+
     @torch.no_grad()
     def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values, Tensor]:
         """Return what predictions are regressed towards, y[member, batch, atom], the target networks at s', and how
         much every sample weighs.
         """
         after, taus = batch.next_observation, draw.taus[1]
-        target = self.target_values(after, taus)
-        online = self.values(self.online_low, after, taus) if self.operator.reads_online else target
+        target = self.candidates(self.target_values(after, taus), batch)
+        online = target
+        if self.operator.reads_online:
+            online = self.candidates(self.values(self.online_low, after, taus), batch)
         z_next = self.operator(online, target, batch, draw)
         reward = batch.reward
         if self.operator.reads_here:
-            reward = reward + self.operator.bonus(self.target_values(batch.observation, taus), batch)
+            here = self.target_values(batch.observation, taus)
+            here = Values(here.z, permitted(here.q, batch.allowed))
+            reward = reward + self.operator.bonus(here, batch)
         y = self.estimator.backup(z_next, reward, batch.discount, self.ceiling)
         return y, target, self.weight(z_next, batch)
 
@@ -235,7 +243,7 @@ class Learner:
         return {
             "loss": (batch.weight * each).mean(),
             "q_taken": taken.mean(),
-            "q_max": q.max(-1).values.mean(),
+            "q_max": permitted(q, batch.allowed).max(-1).values.mean(),
             "q_spread": q.std(0, correction=0).mean(),
             "target": self.estimator.value(y).mean(),
             "clipped": self.estimator.held(y, self.ceiling).mean(),

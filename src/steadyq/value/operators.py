@@ -62,6 +62,11 @@ def forbid_rewarded_action(q: Tensor, action: Tensor, rewarded: Tensor, active: 
     return q.masked_fill(taken & rewarded[:, None] & active, -torch.inf)
 
 
+def permitted(q: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return q with what the environment does not allow at -inf, `[..., batch, action] x [batch, action]`."""
+    return q if allowed is None else q.masked_fill(~allowed, -torch.inf)
+
+
 def exchange(a: Tensor, order: Tensor) -> Tensor:
     """Return for each member i the actions that member order[i] selected."""
     return a[order]
@@ -123,7 +128,8 @@ class Mixture(Operator):
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return for all members z(s', argmax q) of the mixture of the target networks."""
         z = self.blend(target.z, draw)  # [1, batch, action, atom]
-        return take(z, greedy(self.estimator.q(z))).expand(len(target.z), -1, -1)
+        q = permitted(self.estimator.q(z), batch.next_allowed)
+        return take(z, greedy(q)).expand(len(target.z), -1, -1)
 
     def blend(self, z: Tensor, draw: Draw) -> Tensor:
         """Return sum_i share_i z_i, [1, ...]."""
@@ -162,7 +168,8 @@ class Pooled(Operator):
         members, _, _, atoms = target.z.shape
         pooled = target.z.movedim(0, -2).flatten(-2).sort(-1).values  # [batch, action, member * atom]
         kept = pooled[..., : members * (atoms - self.drop)]
-        return take(kept[None], greedy(kept.mean(-1))[None]).expand(members, -1, -1)
+        q = permitted(kept.mean(-1), batch.next_allowed)
+        return take(kept[None], greedy(q)[None]).expand(members, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ class Munchausen(Operator):
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return sum_a pi(a) (z(s', a) - t log pi(a)), pi = softmax(q / t), t the temperature, of the target."""
         log_pi = (target.q / self.temperature).log_softmax(-1)[..., None]
-        return (log_pi.exp() * (target.z - self.temperature * log_pi)).sum(2)
+        return (log_pi.exp() * (target.z - self.temperature * log_pi.clamp_min(-1e30))).sum(2)  # odds of 0 add nothing
 
     def bonus(self, here: Values, batch: Batch) -> Tensor:
         """Return scale x temperature log pi(a | s), held between `least` and 0 before the scale."""
@@ -214,8 +221,10 @@ class Controlled(Operator):
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z_i(s', a*_pi(i)) of the target networks."""
-        q = target.q if self.selector == "target" else online.q
-        q = forbid_rewarded_action(q, batch.action, batch.rewarded, draw.forbid)
+        every = target.q if self.selector == "target" else online.q
+        q = forbid_rewarded_action(every, batch.action, batch.rewarded, draw.forbid)
+        if batch.next_allowed is not None:  # where the rewarded action is all that the environment allows, it is taken
+            q = torch.where(q.isneginf().all(-1, keepdim=True), every, q)
         return take(target.z, exchange(greedy(q), draw.order))
 
 

@@ -48,12 +48,17 @@ class Batch:
     index: Tensor  # [batch] where in the ring they lie
     stamp: Tensor  # [batch] which write put them there: a later update must not hit a newer transition
     rewarded: Tensor  # [batch] bool: was the action itself rewarded, whatever came in the n - 1 steps after it?
-    future: Future | None = None  # where a loss asks for it
+    allowed: Tensor | None = None  # [batch, action] bool: what could be played at s, where an environment says so
+    next_allowed: Tensor | None = None  # [batch, action] bool: the same at s'
+
+    future: Future | None = None  # the steps after, where a loss asks for them
 
     def part(self, first: int, end: int) -> "Batch":
         """Some of the transitions."""
-        columns = {field.name: getattr(self, field.name)[first:end] for field in fields(self) if field.name != "future"}
-        return Batch(**columns, future=None if self.future is None else self.future.part(first, end))
+        every: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        future = None if self.future is None else self.future.part(first, end)
+        columns = {name: each[first:end] for name, each in every.items() if each is not None and name != "future"}
+        return replace(self, **columns, future=future)
 
 
 @dataclass(frozen=True)
