@@ -13,7 +13,7 @@ import torch
 from steadyq import build, envs
 from steadyq.presets import PRESETS, recipe_for
 from steadyq.recipe import Recipe
-from steadyq.run.loop import train
+from steadyq.run.loop import seconds_per_update, train
 from steadyq.run.update import Draws
 from steadyq.value.learner import Learner
 from steadyq.value.operators import take
@@ -79,6 +79,13 @@ def test_every_preset_learns_a_chain(preset: str, tmp_path: Path) -> None:
     assert result is not None
     assert result["mean_return"] == 1.0
     assert result["random_return"] < 0.5  # it had to be learnt
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_presets_update_can_be_timed_before_a_run(preset: str) -> None:
+    """On made-up transitions, with all that its losses ask for."""
+    recipe = recipe_for(preset, "SteadyChain-v0").override({"compute.device": "cpu", "network.hidden": (8, 8)})
+    assert 0 < seconds_per_update(recipe, envs.spec(recipe.env, recipe.protocol)) < 60
 
 
 SMALLEST = {
