@@ -602,6 +602,12 @@ class Recipe:
         learning = max(0, self.steps - self.replay.warmup) // self.protocol.lanes // self.replay.every
         return learning * self.replay.ratio
 
+    @property
+    def more_passes(self) -> bool:
+        """Whether an update takes more than a pass or two of each network: its size then says little of its cost."""
+        more = self.auxiliary.kind != "none" or self.estimator.kind == "implicit"
+        return more or self.ensemble.prior > 0 or self.operator.snapshots > 1
+
     def override(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return a recipe with dotted fields changed: `override({"replay.ratio": 2})`. Unknown names raise."""
         nested: dict[str, Any] = {}
