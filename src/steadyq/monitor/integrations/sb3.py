@@ -57,6 +57,7 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
             every=self.every,
             lanes=envs.num_envs,
             values=_quantiles_last if quantile else None,
+            quantiles=quantile,
             name=f"sb3 {type(model).__name__}",
             env=self.env_name or (spec.id if spec else type(envs).__name__),
             seed=self.seed if model.seed is None else model.seed,
