@@ -28,6 +28,7 @@ class TrainOptions:
 
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
+    from steadyq import envs
     from steadyq.presets import recipe_for
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -39,7 +40,7 @@ def train(words: list[str]) -> int:
         given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
-    known = with_kinds(recipe_for("steady", "MinAtar/Breakout"), words)
+    known = with_kinds(recipe_for("steady", envs.example()), words)
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
@@ -47,7 +48,7 @@ def train(words: list[str]) -> int:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
     say_imports(given.env or "")
     try:
-        base = recipe_for(given.preset, given.env or "MinAtar/Breakout", given.scale)
+        base = recipe_for(given.preset, given.env or envs.example(), given.scale)
     except UserError:
         parse(TrainOptions, words, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
@@ -55,7 +56,6 @@ def train(words: list[str]) -> int:
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
-    from steadyq import envs
     from steadyq.build import check_memory, computing, device_for, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
     from steadyq.run.loop import rewarded_share, seconds_per_update
