@@ -370,3 +370,21 @@ def test_what_cannot_be_watched_is_refused_at_once(tmp_path: Path) -> None:
     single = StabilityMonitor(nn.Sequential(nn.Linear(4, 1)), path=tmp_path / "single")
     with pytest.raises(sq.UserError, match="single action"):
         single.update(torch.zeros(5, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5, 4), torch.zeros(5))
+
+
+def test_a_stable_baselines3_model_without_a_target_network_is_told_its_own_parameter(tmp_path: Path) -> None:
+    missing("stable_baselines3")
+    import stable_baselines3
+
+    from steadyq.monitor.integrations.sb3 import StabilityCallback
+
+    torch.set_num_threads(1)
+    for name, interval in (("none", 1), ("copies", 100)):
+        model = stable_baselines3.DQN(
+            "MlpPolicy", "CartPole-v1", learning_starts=100, train_freq=1, target_update_interval=interval, seed=0,
+            device="cpu", policy_kwargs={"net_arch": [16]},
+        )  # fmt: skip
+        model.learn(900, callback=StabilityCallback(tmp_path / name, every=100, batch=32))
+    (found,) = [each for each in read(tmp_path / "none").verdict().findings if each.name == "no target network"]
+    assert found.advice() == "try a larger target_update_interval, now 1 (slow targets)"
+    assert "no target network" not in [each.name for each in read(tmp_path / "copies").verdict().findings]
