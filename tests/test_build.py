@@ -1,6 +1,7 @@
 """Every choice that a recipe knows is built: nothing falls through to a default."""
 
 import dataclasses
+import math
 import typing
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
-from steadyq.nets import MLP, Impala, MinAtarNet, ResNet
+from steadyq.nets import MLP, Impala, Layered, MinAtarNet, ModuleNetwork, ResNet
 from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
@@ -35,6 +36,8 @@ NEUTRAL = {"operator.exchange": "none", "operator.forbid": "none"}
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("network.kind", "resnet"): {"network.scale": 1, "network.head_multiple": 4},
     ("network.kind", "impala"): {"network.width": 1, "network.hidden": (8,)},
+    ("network.kind", "layers"): {"network.layers": ("conv 4 3 2", "linear 8")},
+    ("network.kind", "own"): {"network.factory": f"{__name__}:module"},
     ("network.pooling", "average"): {"network.kind": "resnet", "network.scale": 1, "network.head_multiple": 4},
     ("operator.kind", "greedy"): NEUTRAL,
     ("operator.kind", "double"): NEUTRAL,
@@ -42,6 +45,11 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
 }
 """What a choice cannot do without."""
+
+
+def module(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+    """Somebody's own network."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), outputs))
 
 
 def choices() -> list[tuple[str, str]]:
@@ -107,6 +115,9 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"network.kind": "minatar"}, "network", MinAtarNet),
     ({"network.kind": "resnet"}, "network", ResNet),
     ({"network.kind": "impala"}, "network", Impala),
+    ({"network.kind": "cnn"}, "network", Layered),
+    ({"network.kind": "layers", "network.layers": ("linear 8",)}, "network", Layered),
+    ({"network.kind": "own", "network.factory": f"{__name__}:module"}, "network", ModuleNetwork),
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
     ({"estimator.kind": "quantile"}, "estimator", Quantile),
     ({"estimator.kind": "categorical"}, "estimator", Categorical),

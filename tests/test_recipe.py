@@ -277,6 +277,8 @@ def other(section: Any, name: str) -> Any:
     default, hint = getattr(type(section)(), name), typing.get_type_hints(type(section))[name]
     if typing.get_origin(hint) is typing.Literal:
         return next(choice for choice in typing.get_args(hint) if choice != default)
+    if default in ("", ()):
+        return ("linear 8",) if default == () else "module:name"
     if isinstance(default, tuple):
         return tuple(2 if part != 2 else 1 for part in default)
     return default + 1 if isinstance(default, int) else default * 0.8 + 0.03

@@ -2,7 +2,7 @@
 
 import steadyq as sq
 
-run = sq.train(sq.presets.steady("CartPole-v1"), steps=20_000)
+run = sq.train("steady", env="CartPole-v1", steps=20_000)
 agent = sq.load(run.path)
 action = agent.act(observation)
 """
@@ -13,22 +13,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steadyq import presets
     from steadyq.agent import Agent, load
+    from steadyq.envs.factories import environment
     from steadyq.errors import UserError
     from steadyq.monitor.attach import StabilityMonitor
     from steadyq.recipe import Recipe
+    from steadyq.run.callbacks import Callback
     from steadyq.run.folder import RunFolder
     from steadyq.run.loop import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Agent", "Recipe", "RunFolder", "StabilityMonitor", "UserError", "load", "presets", "train"]
+__all__ = [
+    "Agent",
+    "Callback",
+    "Recipe",
+    "RunFolder",
+    "StabilityMonitor",
+    "UserError",
+    "environment",
+    "load",
+    "presets",
+    "train",
+]
 
 _HOMES = {
     "Agent": "steadyq.agent",
+    "Callback": "steadyq.run.callbacks",
     "Recipe": "steadyq.recipe",
     "RunFolder": "steadyq.run.folder",
     "StabilityMonitor": "steadyq.monitor.attach",
     "UserError": "steadyq.errors",
+    "environment": "steadyq.envs.factories",
     "load": "steadyq.agent",
     "train": "steadyq.run.loop",
 }

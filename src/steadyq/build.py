@@ -9,15 +9,27 @@ import os
 import resource
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 
 from steadyq.device.kernels.triton import compiles
+from steadyq.envs.factories import network_factory
 from steadyq.envs.vector import EnvSpec
-from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.errors import UserError, one_line, shown
+from steadyq.nets import (
+    MLP,
+    Ensemble,
+    Impala,
+    Layered,
+    MinAtarNet,
+    ModuleEnsemble,
+    ModuleNetwork,
+    Network,
+    ResNet,
+)
 from steadyq.nets.forms import Form, best_form, check
+from steadyq.nets.layered import cnn
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import Augmentation
 from steadyq.replay.priority import Sampling
@@ -79,6 +91,10 @@ def wants_gpu(recipe: Recipe) -> bool:
 def form_for(recipe: Recipe, network: Network) -> Form:
     """How the members run."""
     wanted = recipe.compute.form
+    if isinstance(network, ModuleNetwork):
+        if wanted not in ("auto", "loop"):
+            raise UserError(f"compute.form {wanted} cannot run a module, whose members run one by one: use auto")
+        return "loop"
     if wanted == "auto":
         wanted = best_form(network, device_for(recipe))
     elif wanted == "kernels" and not compiles(device_for(recipe)):
@@ -89,7 +105,10 @@ def form_for(recipe: Recipe, network: Network) -> Form:
 
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     """One member's network for the environment's observations and actions."""
-    network, section = _network_for(recipe, spec), recipe.network
+    section = recipe.network
+    if section.kind == "own":
+        return _own(recipe, spec)
+    network = _network_for(recipe, spec)
     atoms = estimator_for(recipe).atoms
     network = replace(network, atoms=atoms, dueling=section.dueling, norm=section.norm, initial=section.initial)
     if isinstance(network, ResNet | Impala):
@@ -97,12 +116,48 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     return network
 
 
-def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP:
+def _own(recipe: Recipe, spec: EnvSpec) -> Network:
+    """What the recipe's factory returns: a description, or a module."""
+    name, outputs = recipe.network.factory, spec.num_actions * estimator_for(recipe).atoms
+    factory, shape = network_factory(name), spec.observation_shape
+
+    def make() -> Any:
+        try:
+            return factory(shape, outputs)
+        except UserError:
+            raise
+        except Exception as raised:
+            said = f"{type(raised).__name__}: {one_line(raised)}"
+            raise UserError(f"network.factory {name} failed for {shape} and {outputs} outputs: {said}") from raised
+
+    with torch.random.fork_rng(devices=[]):
+        made = make()
+    if isinstance(made, torch.nn.Module):
+        if recipe.regulation.intervention == "recycle":
+            raise UserError(
+                "regulation.intervention recycle needs a network described in layers: nobody knows who reads "
+                "the units of a module"
+            )
+        return ModuleNetwork(name, make, shape, outputs)
+    if not hasattr(made, "wire") or not hasattr(made, "layers"):
+        raise UserError(f"network.factory {name} returned {shown(made)}; it must be a torch.nn.Module or a description")
+    network: Network = made
+    return network
+
+
+def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP | Layered:
     """The network in its sizes."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
     match section.kind:
         case "mlp":
             return MLP(spec.observation_shape, outputs, section.hidden)
+        case "layers":
+            return Layered(spec.observation_shape, outputs, section.layers)
+        case "cnn":
+            image = _image(recipe, spec)
+            return Layered(image, outputs, cnn(image, section.hidden[0]))
+        case "own":
+            raise AssertionError("a factory's network is built by it")
         case "minatar":
             return MinAtarNet(_image(recipe, spec), outputs, section.channels, section.hidden[0])
         case "impala":
@@ -229,7 +284,10 @@ def _kept_columns(recipe: Recipe) -> int:
 def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
     """All members' networks."""
     network, dtype = network_for(recipe, spec), precision_for(recipe)
-    return Ensemble(
+    module = isinstance(network, ModuleNetwork)
+    if module and dtype != torch.float32:
+        raise UserError(f"compute.precision {recipe.compute.precision}: a module computes in fp32 (use auto)")
+    return (ModuleEnsemble if module else Ensemble)(
         network=network,
         members=recipe.ensemble.members,
         actions=spec.num_actions,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import tomllib
 import types
 import typing
@@ -116,11 +117,15 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             raise UserError(f"{name} cannot be {shown(value)}: {nearest(str(value), map(str, choices), cutoff=0.75)}")
         return value
     if origin is tuple:
-        parts = value.replace(",", " ").split() if isinstance(value, str) else value
         inner = typing.get_args(kind)
+        parts = (
+            (_words(value) if inner[0] is str else value.replace(",", " ").split()) if isinstance(value, str) else value
+        )
         if not isinstance(parts, list | tuple) or (inner[-1] is not Ellipsis and len(parts) != len(inner)):
             count = "one or more" if inner[-1] is Ellipsis else len(inner)
-            raise UserError(f"{name} needs {count} whole numbers, got {shown(value)}")
+            raise UserError(
+                f"{name} needs {count} {'texts' if inner[0] is str else 'whole numbers'}, got {shown(value)}"
+            )
         return tuple(coerce(part, inner[0], name) for part in parts)
     if kind == Scheduled:
         return _scheduled(value, name)
@@ -145,6 +150,14 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, str):
         raise UserError(f"{name} must be text, got {shown(value)}")
     return value
+
+
+def _words(text: str) -> list[str]:
+    """Texts with spaces between them, quoted as in a shell."""
+    try:
+        return shlex.split(text)
+    except ValueError as wrong:
+        raise UserError(f"{shown(text)} cannot be taken apart: {wrong}") from None
 
 
 def _scheduled(value: Any, name: str) -> float | int | str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from steadyq import envs
+from steadyq.envs import AnyEnv
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import (
     EnsembleSection,
@@ -31,32 +32,32 @@ Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")
 
 
-def steady(env: str, scale: str = "", **changes: Any) -> Recipe:
+def steady(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """The paper's method: exchanged bootstraps, rewarded action forbidden, return ceiling, spike resets."""
     return _finish(_base("steady", env, scale), changes)
 
 
-def dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DQN: one scalar network, the target network selects and values, uniform replay."""
     return _finish(_single(_base("dqn", env, scale), operator="greedy", estimator="scalar"), changes)
 
 
-def double_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def double_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Double DQN: the online network selects, the target network values."""
     return _finish(_single(_base("double_dqn", env, scale), operator="double", estimator="scalar"), changes)
 
 
-def qr_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def qr_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """QR-DQN: DQN with quantiles of the return instead of its mean."""
     return _finish(_single(_base("qr_dqn", env, scale), operator="greedy", estimator="quantile"), changes)
 
 
-def c51(env: str, scale: str = "", **changes: Any) -> Recipe:
+def c51(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """C51: DQN with probabilities of 51 returns from -10 to 10 [Bellemare et al. 2017] instead of their mean."""
     return _finish(_single(_base("c51", env, scale), operator="greedy", estimator="categorical"), changes)
 
 
-def maxmin_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
+def maxmin_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """Maxmin DQN: the least of several networks' values is bootstrapped and acted by, one network learns at a time."""
     base = _single(_base("maxmin_dqn", env, scale), operator="greedy", estimator="scalar")
     recipe = replace(
@@ -67,7 +68,7 @@ def maxmin_dqn(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
-def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
+def redo(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """ReDo: DQN whose dormant units are redrawn every 1,000 steps [Sokar et al. 2023]."""
     base = _single(_base("redo", env, scale), operator="greedy", estimator="scalar")
     regulation = RegulationSection(
@@ -80,7 +81,7 @@ def redo(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(base, regulation=regulation), changes)
 
 
-def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
+def swift(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """The flagship: the paper's ensemble and exchange under BBF's schedule, most score in ten GPU-minutes a game."""
     recipe = _cycled(_base("swift", env, scale))
     # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over pairs of
@@ -88,7 +89,7 @@ def swift(env: str, scale: str = "", **changes: Any) -> Recipe:
     return _finish(replace(recipe, operator=OperatorSection(forbid="none", ceiling="none")), changes)
 
 
-def bbf(env: str, scale: str = "", **changes: Any) -> Recipe:
+def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """BBF without its self-predictive loss: one wide categorical network, double, reset and annealed in cycles."""
     base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
     image = base.network.kind == "resnet"
@@ -149,17 +150,16 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def recipe_for(preset: str, env: str, scale: str = "") -> Recipe:
+def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
     """Return a preset by name; an unknown one raises naming the nearest."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     return PRESETS[preset](env, scale)
 
 
-def _base(preset: str, env: str, scale: str) -> Recipe:
+def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     """The paper's agent on the given environment, before a preset takes parts away."""
-    env = envs.canonical(env)
-    protocol = envs.protocol_for(env)
+    protocol, env = envs.protocol_for(env), envs.canonical(env)
     family = protocol.name.split("-")[0]
     scale = scale or ("small" if family in ("atari", "procgen") else "tiny")
     if scale not in SCALES:
@@ -197,8 +197,9 @@ def _base(preset: str, env: str, scale: str) -> Recipe:
     spec = envs.spec(env, protocol)
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
-    kind: Literal["resnet", "minatar", "mlp"] = "minatar" if minatar else "resnet" if image else "mlp"
-    hidden = (128,) if minatar else (128, 128)
+    images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
+    kind: Literal["resnet", "minatar", "cnn", "mlp"] = "minatar" if minatar else images if image else "mlp"
+    hidden = (128,) if minatar else (512,) if kind == "cnn" else (128, 128)
     recipe = replace(
         recipe,
         network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),

@@ -5,6 +5,7 @@ Values that cannot work raise `UserError` when the recipe is built, before anyth
 """
 
 import dataclasses
+import math
 import typing
 import warnings
 from collections.abc import Mapping
@@ -43,9 +44,9 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "mlp"] = "resnet"
-    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; mlp:
-    fully connected.
+    kind: Literal["resnet", "impala", "minatar", "cnn", "mlp", "layers", "own"] = "resnet"
+    """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; cnn:
+    three convolutions, for images on a CPU; mlp: fully connected; layers: as `layers` describes; own: `factory`'s.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -56,7 +57,7 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar and impala networks use the first."""
+    """Hidden layers of the mlp; the minatar, cnn and impala networks use the first."""
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
@@ -69,16 +70,27 @@ class NetworkSection:
     """Stretch the latent of a resnet or impala network to between 0 and 1, sample by sample, as SPR and BBF do."""
     initial: Literal["torch", "xavier"] = "torch"
     """How weights are drawn: as PyTorch does, or by Xavier's uniform rule with biases zero, as BBF does."""
+    layers: tuple[str, ...] = ()
+    """Layers one after another: 'conv CHANNELS SIZE STRIDE [PADDING]' and 'linear UNITS', the last one linear."""
+    factory: str = ""
+    """A function of your own, module:name, that is told the observation's shape and the number of outputs and returns a
+    torch.nn.Module or a description of layers (docs/own.md).
+    """
 
     owners: ClassVar[Owners] = {
         "scale": ("kind", ("resnet",)),
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "cnn", "mlp")),
         "width": ("kind", ("impala",)),
         "pooling": ("kind", ("resnet", "impala")),
         "renormalise": ("kind", ("resnet", "impala")),
+        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "layers": ("kind", ("layers",)),
+        "factory": ("kind", ("own",)),
     }
 
     def __post_init__(self) -> None:
@@ -346,7 +358,7 @@ class ExploreSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """The evaluation at the end of a run: full games, final weights."""
+    """Full games without exploration: at the end of a run with its final weights, and on the way where asked for."""
 
     episodes: int = 100
     """Games played by the agent."""
@@ -354,13 +366,31 @@ class EvaluationSection:
     """Games of a uniformly random policy under the same protocol; played where none are stored for it."""
     epsilon: float = 0.0
     """Chance of a uniform action in place of the agent's: without any, an Atari emulator plays the same few games."""
+    every: int = 0
+    """Steps between evaluations on the way, the best of whose weights are kept; 0 makes none."""
+    interim_episodes: int = 10
+    """Games of each evaluation on the way: the same ones every time, and others than those at the end."""
+    target: float = math.inf
+    """Stop training once an evaluation on the way has this mean return."""
+    patience: int = 0
+    """Stop training after so many evaluations on the way without a better one; 0 never does."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name, games in (("episodes", self.episodes), ("random_episodes", self.random_episodes)):
+        """Check ranges, and that what stops a run can happen."""
+        counts = {name: getattr(self, name) for name in ("episodes", "random_episodes", "interim_episodes")}
+        for name, games in counts.items():
             within(f"evaluation.{name}", games, 1)
             within(f"evaluation.{name}", games, 1, MOST_GAMES)
         within("evaluation.epsilon", self.epsilon, 0, 1)
+        within("evaluation.every", self.every, 0)
+        within("evaluation.patience", self.patience, 0)
+        if math.isnan(self.target):
+            raise UserError("evaluation.target must be a number")
+        for name in ("target", "patience"):
+            if getattr(self, name) != default_of(self, name) and not self.every:
+                raise UserError(
+                    f"evaluation.{name} needs evaluations on the way: set evaluation.every, for instance to 5000"
+                )
 
 
 @dataclass(frozen=True)
@@ -372,7 +402,7 @@ class RecordSection:
     checkpoint_every: int = 10_000
     """Steps between checkpoints."""
     keep_replay: bool = False
-    """Keep the replay buffer in the last checkpoint after the run has finished."""
+    """Keep the replay buffer of a finished run, so that it can be trained longer; up to 32 MB it is kept anyway."""
     tensorboard: bool = True
     """Write TensorBoard files."""
     wandb: bool = False

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 
 from steadyq import cli
-from steadyq.envs.modules import module_of, said_import
+from steadyq.envs.modules import module_of, said_imports
 from steadyq.errors import UserError
 
 pytestmark = pytest.mark.hostile
@@ -116,8 +116,8 @@ def test_playing_says_what_it_imports(
 def test_what_an_id_names() -> None:
     assert module_of("CartPole-v1") is None
     assert module_of("Gymnasium/my.envs:My-v0") == "my.envs"
-    assert said_import("CartPole-v1") == ""
-    assert said_import("no_such.envs:My-v0") == "importing no_such.envs (not found) for no_such.envs:My-v0"
+    assert said_imports("CartPole-v1") == []
+    assert said_imports("no_such.envs:My-v0") == ["importing no_such.envs (not found) for no_such.envs:My-v0"]
     for wrong in ("../up:Env-v0", "os;rm:Env-v0", ":Env-v0", "a:\x1b[2J-v0", "a b:Env-v0"):
         with pytest.raises(UserError, match=r"names no module and environment, such as module:Id-v0") as error:
             module_of(wrong)

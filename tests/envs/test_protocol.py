@@ -11,6 +11,7 @@ import pytest
 from steadyq import envs
 from steadyq.envs import Protocol, protocol
 from steadyq.errors import UserError
+from steadyq.fields import toml
 
 ATARI = envs.protocol_for("Atari/Pong")
 
@@ -34,7 +35,13 @@ def test_atari_100k_as_the_paper_plays_it():
         "train_start_level": 0,
         "test_levels": 0,
         "test_start_level": 0,
+        "kwargs": (),
+        "wrappers": (),
+        "masks": "given",
     }
+
+
+LARGEST = ("max_frames", "train_levels", "train_start_level", "test_levels", "test_start_level")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,7 @@ def test_atari_100k_as_the_paper_plays_it():
         ("noop_max", -1, "protocol.noop_max is -1; it must be between 0 and"),
         ("sticky", 1.5, "protocol.sticky is 1.5; it must be between 0 and 1"),
         ("max_frames", -1, "protocol.max_frames is -1; it must be between 0 and"),
+        *[(name, 2**31, f"protocol.{name} is 2147483648; it must be between 0 and 2147483647") for name in LARGEST],
         ("action_set", "some", "protocol.action_set is 'some'; it must be one of minimal, full"),
         ("reward", "clip", "protocol.reward is 'clip'; it must be one of raw, sign"),
         ("name", "nintendo", "protocol.name is 'nintendo'; it must begin with one of atari, minatar"),
@@ -63,11 +71,9 @@ def test_what_cannot_be_is_refused_in_one_line(field, value, message):
 def test_defaults_know_their_backend_and_survive_toml(backend):
     default = protocol.DEFAULTS[backend]
     assert default.backend == backend
-    text = "\n".join(
-        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
-        for name, value in dataclasses.asdict(default).items()
-    )
-    assert Protocol(**tomllib.loads(text)) == default
+    text = "\n".join(f"{name} = {toml(value)}" for name, value in dataclasses.asdict(default).items())
+    table = {name: tuple(value) if isinstance(value, list) else value for name, value in tomllib.loads(text).items()}
+    assert Protocol(**table) == default
 
 
 def test_a_label_says_what_differs_from_the_rules_of_that_name():

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from steadyq import RunFolder, UserError, presets
+from steadyq import RunFolder, UserError, environment, presets
+from steadyq.fields import flatten
 from steadyq.recipe import Recipe
 from steadyq.run import writer as module
 from steadyq.run.folder import default_path
@@ -232,7 +233,6 @@ def test_what_is_no_plain_file_is_refused_before_training(part: str, tmp_path: P
             train(RECIPE, run=run)
 
 
-@pytest.mark.timeout(60)
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with contextlib.closing(begin(folder, RECIPE)) as writer:
@@ -331,7 +331,7 @@ def test_a_checkpoint_written_in_the_background_holds_what_was_saved_and_is_wait
     release, write = threading.Event(), module._write
 
     def slowly(*args: Any) -> None:
-        release.wait(30)
+        release.wait()
         write(*args)
 
     monkeypatch.setattr(module, "_write", slowly)
@@ -423,9 +423,12 @@ def test_the_result_and_the_recipe_are_replaced_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_a_finished_run_drops_its_replay_buffer(tmp_path: Path) -> None:
+def test_a_finished_run_drops_a_large_replay_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = begin(RunFolder(tmp_path), RECIPE)
     final = writer.save(checkpoint(1.0), 1)
+    writer.drop_replay()
+    assert (final / "replay.safetensors").exists()
+    monkeypatch.setattr("steadyq.run.folder.SMALL_REPLAY", 10)
     writer.drop_replay()
     writer.close()
     assert sorted(p.name for p in final.iterdir()) == ["online.safetensors", "state.json"]
@@ -434,3 +437,33 @@ def test_a_finished_run_drops_its_replay_buffer(tmp_path: Path) -> None:
 
 def test_the_same_command_finds_the_same_folder() -> None:
     assert default_path(presets.steady("MinAtar/Breakout", seed=3)) == Path("runs/MinAtar-Breakout-steady-tiny-seed3")
+
+
+def test_changed_options_get_a_folder_of_their_own_by_name() -> None:
+    def named(*changes: dict[str, Any], env: Any = "CartPole-v1") -> list[str]:
+        return [default_path(presets.steady(env).override(each)).name for each in changes]
+
+    plain = "Gymnasium-CartPole-v1-steady-tiny"
+    assert named({}, {"steps": 7}, {"compute.device": "cpu"}) == [f"{plain}-seed0"] * 3
+    assert named(
+        {"optim.rate": 0.002}, {"network.hidden": (8, 4)}, {"optim.rate": 0.003, "operator.forbid": "none"}
+    ) == [
+        f"{plain}-optim.rate=0.002-seed0",
+        f"{plain}-network.hidden=8,4-seed0",
+        f"{plain}-operator.forbid=none-optim.rate=0.003-seed0",
+    ]
+    scheduled = named({"explore.epsilon": "1 -> 0.1 linear 50 steps"}, {"explore.epsilon": "1 -> 0.1 linear 500 steps"})
+    assert len({*scheduled}) == 2
+    assert all(name.startswith(f"{plain}-explore.epsilon=1-") and len(name) < 200 for name in scheduled)
+    many = {name: value for name, value in flatten(RECIPE.to_dict()).items() if type(value) is int and value > 3}
+    (long,) = named({name: value + 1 for name, value in many.items() if name.startswith(("replay.c", "record", "mon"))})
+    assert len(long) < 255
+    lakes = [environment("FrozenLake-v1", {"map_name": size}) for size in ("4x4", "8x8")]
+    assert [default_path(presets.steady(lake)).name for lake in lakes] == [
+        f"Gymnasium-FrozenLake-v1-steady-tiny-map_name={size}-seed0" for size in ("4x4", "8x8")
+    ]
+    wrapped = [
+        environment("CartPole-v1", wrappers=[f"gymnasium.wrappers:{name}"])
+        for name in ("TimeAwareObservation", "NormalizeReward", "NormalizeReward(gamma=0.9)")
+    ]
+    assert len({default_path(presets.steady(each)) for each in wrapped}) == 3

@@ -82,7 +82,9 @@ def test_an_unknown_field_and_a_wrong_shape_raise() -> None:
 
 
 def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
-    columns = [torch.arange(10 * i, 10 * i + 6) for i in range(9)]
+    columns = [torch.arange(10 * i, 10 * i + 6) for i in range(11)]
     part = Batch(*columns).part(2, 5)
     assert [getattr(part, name).tolist() for name in ("observation", "rewarded")] == [[2, 3, 4], [82, 83, 84]]
     assert all(len(value) == 3 for value in vars(part).values())
+    unmasked = Batch(*columns[:9]).part(2, 5)
+    assert unmasked.allowed is unmasked.next_allowed is None

@@ -320,7 +320,7 @@ class _Training:
         ppo, protocol, wall = self.ppo, self.ppo.protocol, self.seconds()
         self._seed()
 
-        def policy(observation: Tensor) -> np.ndarray:
+        def policy(observation: Tensor, allowed: np.ndarray | None) -> np.ndarray:
             actions, _ = self.model.predict(observation.cpu().numpy().astype(np.uint8), deterministic=False)
             return np.asarray(actions)
 

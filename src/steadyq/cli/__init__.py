@@ -51,7 +51,7 @@ def _explained(error: Exception) -> tuple[int, str]:
         return 1, f"memory has run out ({one_line(error)}); what a run had saved stays, and the same command continues"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return 2 if error.errno in WRONG else 1, f"{where}{error.strerror}"
+        return 2 if error.errno in WRONG else 1, str(UserError(f"{where}{error.strerror}"))
     return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 
@@ -120,7 +120,7 @@ def _help() -> None:
 WRONG = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 """What the system says of a place that was badly chosen."""
 
-IMPORTING = ("train", "evaluate", "play", "export", "sweep")
+IMPORTING = ("train", "evaluate", "play", "export", "share", "sweep", "tune")
 """Commands that play games, and import the module of a user's own for it; they say so."""
 
 COMMANDS = {
@@ -131,6 +131,7 @@ COMMANDS = {
         "deploying",
         "Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`.",
     ),
+    "share": ("deploying", "Put an agent with its card into a folder, or on a hub: `steadyq share RUN --to FOLDER`."),
     "compare": ("reading", "Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."),
     "report": ("reading", "Write one page about one or more runs: `steadyq report RUN... --out report.html`."),
     "diagnose": ("reading", "Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."),
@@ -138,6 +139,7 @@ COMMANDS = {
         "suites",
         "Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`.",
     ),
+    "tune": ("tuning", "Search for a better recipe, several seeds a trial: `steadyq tune CartPole-v1 --trials 30`."),
     "ppo": ("suites", "Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."),
     "presets": ("machine", "List the presets, or print one: `steadyq presets steady --scale paper`."),
     "paper": ("suites", "Recompute the paper's tables and check its numbers: `steadyq paper check`."),

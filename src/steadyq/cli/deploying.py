@@ -46,3 +46,45 @@ def export(words: list[str]) -> int:
     size = options.onnx.stat().st_size / 1e6
     OUT.print(f"wrote    {options.onnx} ({size:.1f} MB): observation -> action, value", soft_wrap=True)
     return 0
+
+
+@dataclass(frozen=True)
+class ShareOptions:
+    """Put a finished run's agent into a folder for others: weights, recipe, scores, curve, video, and a card.
+
+    `sq.load` reads the folder where the environment's package is missing too. With `--hub`
+    it goes to the Hugging Face hub instead (pip install 'steadyq[hub]', then `hf auth login`).
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    to: str
+    """New folder, or owner/name on the Hugging Face hub with --hub."""
+    hub: bool = False
+    """Upload: `--to` is a repository of the hub."""
+    video: bool = True
+    """Film a game for the card."""
+
+
+def share(words: list[str]) -> int:
+    """Put an agent with its card into a folder, or on a hub: `steadyq share RUN --to FOLDER`."""
+    options = parse(ShareOptions, words)
+
+    import tempfile
+
+    from steadyq.deploy.share import share as make_folder
+    from steadyq.deploy.share import upload
+    from steadyq.run.folder import RunFolder
+
+    say_imports(RunFolder(options.run).recipe.env)
+    if not options.hub:
+        for words_missing in make_folder(options.run, Path(options.to), film=options.video):
+            OUT.print(words_missing, soft_wrap=True)
+        OUT.print(f"wrote    {options.to}: README.md is its card; sq.load({options.to!r}) acts", soft_wrap=True)
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "shared"
+        for words_missing in make_folder(options.run, folder, film=options.video):
+            OUT.print(words_missing, soft_wrap=True)
+        OUT.print(f"uploaded {upload(folder, options.to)}", soft_wrap=True)
+    return 0

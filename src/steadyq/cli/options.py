@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
+import shlex
 from typing import Any, TypeVar, cast, get_type_hints
 
 import tyro
@@ -27,6 +29,40 @@ def parse(kind: type[T], words: list[str], default: T | None = None, recipe: Rec
         if stop.code == 0:
             raise
         raise UserError(_explain(kind, words, box.getvalue(), recipe)) from None
+
+
+def spelt(words: list[str]) -> list[str]:
+    """The words with `--env.kwargs` and `--env.wrappers` as the fields of the protocol that they are."""
+    options = [word.partition("=")[0] for word in words]
+    return [_FIELDS.get(option, option) + word[len(option) :] for option, word in zip(options, words, strict=True)]
+
+
+def made_with(words: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """What an environment is made with and its wrappers, by words that are `spelt`, and the words without them."""
+    found: dict[str, list[str]] = {name: [] for name in _FIELDS.values()}
+    rest, into = list[str](), None
+    for word in words:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            into = found.get(option)
+            if into is None:
+                rest.append(word)
+            elif equals:
+                into.append(value)
+        else:
+            (rest if into is None else into).append(word)
+    kwargs, wrappers = found.values()
+    return kwargs, wrappers, rest
+
+
+def factories_named(words: list[str]) -> list[str]:
+    """The function that makes the network, if the words name one."""
+    joined = [word.replace("--network.factory=", "--network.factory\0").split("\0") for word in words]
+    flat = [part for parts in joined for part in parts]
+    return [following for word, following in itertools.pairwise(flat) if word == "--network.factory"]
+
+
+_FIELDS = {"--env.kwargs": "--protocol.kwargs", "--env.wrappers": "--protocol.wrappers"}
 
 
 def with_kinds(recipe: Recipe, words: list[str]) -> Recipe:
@@ -133,5 +169,5 @@ def split_settings(words: list[str], base: Recipe) -> tuple[list[str], dict[str,
                 break
         if not values and not isinstance(known[name], bool):
             raise UserError(f"{option} needs a value")
-        settings[name] = " ".join(values) or True
+        settings[name] = (shlex.join(values) if several else " ".join(values)) or True
     return rest, settings

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Group
 
-from steadyq.cli.options import parse, split_settings
+from steadyq.cli.options import parse, spelt, split_settings
 from steadyq.cli.terminal import OUT, say_imports, stoppable
 from steadyq.errors import UserError, nearest
 
@@ -57,7 +57,7 @@ def sweep(words: list[str]) -> int:
     from steadyq.fields import within
     from steadyq.presets import recipe_for
 
-    words, settings = split_settings(words, recipe_for("steady", envs.example()))
+    words, settings = split_settings(spelt(words), recipe_for("steady", envs.example()))
     options = parse(SweepOptions, words)
 
     from steadyq.suite.launch import launch, launcher_for
@@ -70,7 +70,7 @@ def sweep(words: list[str]) -> int:
     study = find_study(options.suite).changed(
         preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
     )
-    say_imports(*study.games)
+    say_imports(*study.games, wrappers=shlex.split(str(settings.get("protocol.wrappers", ""))))
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ def complain(words: object) -> None:
         print(printable(f"steadyq: {words}".replace("\n", " ")), file=sys.stderr, flush=True)
 
 
-def say_imports(*games: str) -> None:
+def say_imports(*games: str, wrappers: Sequence[str] = ()) -> None:
     """Say which modules playing these games imports: they run with all rights of their user."""
-    from steadyq.envs.modules import said_import
+    from steadyq.envs.modules import said_imports
 
-    for said in filter(None, map(said_import, dict.fromkeys(games))):
+    for said in dict.fromkeys(said for game in games for said in said_imports(game, wrappers)):
         OUT.print(said)
 
 

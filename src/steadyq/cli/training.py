@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from steadyq.cli.options import parse, with_kinds
+from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
 from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
+from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
+from steadyq.run.files import read_text
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class TrainOptions:
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     run: Path | None = None
-    """Run folder; by default runs/<env>-<preset>-<scale>-seed<n>."""
+    """Run folder; by default runs/<env>-<preset>-<scale>-<changed options>-seed<n>."""
+    base: Annotated[Path | None, tyro.conf.arg(name="recipe")] = None
+    """Begin with the recipe in this file (a run's recipe.toml, a search's best.toml) in place of a preset's."""
 
 
 def train(words: list[str]) -> int:
@@ -31,34 +34,41 @@ def train(words: list[str]) -> int:
     from steadyq import envs
     from steadyq.presets import recipe_for
 
+    words = spelt(words)
+    kwargs, wrappers, others = made_with(words)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("env", nargs="?")
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
+    first.add_argument("--recipe")
     helping = "-h" in words or "--help" in words
     try:
-        given, _ = first.parse_known_args([word for word in words if word not in ("-h", "--help")])
+        given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
     known = with_kinds(recipe_for("steady", envs.example()), words)
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
-        given.env = parse(TrainOptions, words, blank, recipe=known).recipe.env or None
+        given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
+    written = Recipe.from_toml(read_text(Path(given.recipe))) if given.recipe else None
+    if written is not None:
+        given.env = given.env or written.env
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
-    say_imports(given.env or "")
+    say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
-        base = recipe_for(given.preset, given.env or envs.example(), given.scale)
+        env = Environment(given.env or envs.example(), tuple(kwargs), tuple(wrappers))
+        base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
     except UserError:
-        parse(TrainOptions, words, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
+        parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
     base = with_kinds(base, words)
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
-    from steadyq.build import check_memory, computing, device_for, ensemble_for
+    from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
-    from steadyq.run.loop import rewarded_share, seconds_per_update
+    from steadyq.run.loop import introduction, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
 
@@ -67,25 +77,11 @@ def train(words: list[str]) -> int:
     folder.check(recipe)
     display = Terminal(OUT)
 
-    if folder.result is None:
+    if not folder.finished(recipe):
         spec = envs.spec(recipe.env, recipe.protocol)
         check_memory(recipe, spec)
-        ensemble = ensemble_for(recipe, spec)
-        size = sum(math.prod(layer.weight_shape) + layer.outputs for layer in ensemble.network.layers.values())
-        how = f"preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}"
-        OUT.print(f"[bold]{recipe.env}[/]  {how}", markup=True)
-        for line in recipe.protocol.lines():
-            OUT.print(f"  {line}")
-        if spec.seen is not None:
-            OUT.print(f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}")
-        OUT.print(
-            f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; "
-            f"operator {recipe.operator.kind}, exchange {recipe.operator.exchange}, forbid {recipe.operator.forbid}, "
-            f"ceiling {recipe.operator.ceiling}; estimator {recipe.estimator.kind}; "
-            f"resets {recipe.regulation.intervention}"
-        )
-        where = computing(ensemble, device_for(recipe))
-        OUT.print(f"computing on {where['device']}: form {where['form']}, {where['precision']}")
+        for line in introduction(recipe, spec, ensemble_for(recipe, spec)):
+            display.note(line)
         updates = recipe.updates
         each = seconds_per_update(recipe, spec)
         digits = 1 if each < 0.1 else 0
@@ -112,6 +108,15 @@ def train(words: list[str]) -> int:
     return code
 
 
+def _for(written: Recipe, env: Environment, file: str) -> Recipe:
+    """A recipe from a file, if it is for this environment."""
+    from steadyq import envs
+
+    if envs.canonical(env) != written.env:
+        raise UserError(f"--recipe {file} is for {written.env}, not for {envs.canonical(env)}")
+    return written
+
+
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Play full games with a run's weights."""
@@ -126,8 +131,8 @@ class EvaluateOptions:
     """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     sticky: float | None = None
     """Chance that the emulator repeats its last action; by default as in training. At 0.25 Atari games all differ."""
-    networks: Literal["acting", "online", "target"] = "acting"
-    """Which networks play: those that acted in training, or the ones named."""
+    networks: Literal["acting", "online", "target", "best"] = "acting"
+    """Which networks play: those that acted in training, those named, or the best on the way (`evaluation.every`)."""
     json: Path | None = None
     """Also write the scores to this file."""
 
@@ -150,8 +155,8 @@ def evaluate(words: list[str]) -> int:
     check_file("--json", options.json)
     folder = RunFolder(options.run)
     recipe = folder.recipe
-    say_imports(recipe.env)
     protocol = recipe.protocol
+    say_imports(recipe.env, wrappers=(*protocol.wrappers, recipe.network.factory))
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
     within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
@@ -219,6 +224,8 @@ class PlayOptions:
     """Cut the video after so many seconds."""
     epsilon: float | None = None
     """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
+    networks: Literal["acting", "online", "target", "best"] = "acting"
+    """Which networks play: those that acted in training, those named, or the best on the way (`evaluation.every`)."""
 
 
 def play(words: list[str]) -> int:
@@ -235,7 +242,8 @@ def play(words: list[str]) -> int:
     check_file("--out", options.out)
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
-    say_imports(RunFolder(options.run).recipe.env)
+    recipe = RunFolder(options.run).recipe
+    say_imports(recipe.env, wrappers=(*recipe.protocol.wrappers, recipe.network.factory))
     game = record_game(
         options.run,
         options.out,
@@ -243,6 +251,7 @@ def play(words: list[str]) -> int:
         best_of=options.best_of,
         max_seconds=options.max_seconds,
         epsilon=options.epsilon,
+        networks=options.networks,
     )
     OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
     return 0

@@ -1,5 +1,6 @@
 """Where experience comes from: Atari, MinAtar, Procgen and Gymnasium behind one vector interface."""
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -9,19 +10,24 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyq.envs.names import canonical, known, parse
+from steadyq.envs.factories import AnyEnv, Environment, environment
+from steadyq.envs.names import canonical as spelt
+from steadyq.envs.names import known, parse
 from steadyq.envs.protocol import DEFAULTS, Backend, Protocol
 from steadyq.envs.vector import BadEnvironment, EnvSpec, Step, VectorEnv
 from steadyq.errors import UserError
 
 __all__ = [
+    "AnyEnv",
     "BadEnvironment",
     "EnvSpec",
+    "Environment",
     "Protocol",
     "Step",
     "VectorEnv",
     "available",
     "canonical",
+    "environment",
     "example",
     "frames_per_second",
     "known",
@@ -39,10 +45,16 @@ _TRIALS = {
 }
 
 
-def protocol_for(env: str) -> Protocol:
-    """Return the rules under which an environment is usually played."""
-    backend, _ = parse(env)
-    return DEFAULTS[backend]
+def canonical(env: AnyEnv) -> str:
+    """Return the one spelling of an environment's name, such as Atari/MsPacman for atari/ms_pacman."""
+    return spelt(environment(env).name)
+
+
+def protocol_for(env: AnyEnv) -> Protocol:
+    """Return the rules under which an environment is usually played, with what it is made with."""
+    made = environment(env)
+    backend, _ = parse(made.name)
+    return dataclasses.replace(DEFAULTS[backend], kwargs=made.kwargs, wrappers=made.wrappers)
 
 
 def make(
@@ -98,7 +110,7 @@ def frames_per_second(env: str, protocol: Protocol) -> float:
     if backend == "gymnasium":
         from steadyq.envs import classic
 
-        return classic.frames_per_second(game)
+        return classic.frames_per_second(game, protocol)
     return 10.0 if backend == "minatar" else 15.0
 
 

@@ -110,7 +110,7 @@ def make(
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield the screen of a recorded game, 480 x 630 pixels, once per agent step."""
     with contextlib.closing(_Emulator(game, protocol, rgb=True)) as emulator:
-        for frame in replay(emulator, emulator.begin(seed), actions):
+        for frame, _ in replay(emulator, emulator.begin(seed), actions):
             yield frame[0].repeat(3, axis=0).repeat(3, axis=1)
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
+from steadyq.envs.factories import Env, factory_of, keywords, takes, wrapped
 from steadyq.envs.modules import may_import, module_of
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.spaces import Actions, Observations, short
@@ -25,12 +26,10 @@ EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
 LONGEST = 27_000
 """Steps after which a game is cut where neither environment nor protocol has a limit: those of Atari's longest game."""
 
-Env = gymnasium.Env[Any, Any]
-
 
 def canonical(name: str) -> str:
     """Return the registered id that is meant; `module:Id-v0` imports the module that registers it first."""
-    if module_of(name):
+    if module_of(name) or name.startswith("<"):
         return name
     if atari := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip)?-v\d+", name, re.IGNORECASE):
         folded = {game.lower(): game for game in ale.games()}
@@ -52,27 +51,44 @@ def canonical(name: str) -> str:
 
 
 def _open(game: str, protocol: Protocol, render_mode: str | None = None) -> Env:
-    given: dict[str, Any] = {"max_episode_steps": protocol.max_frames} if protocol.max_frames else {}
-    if render_mode:  # some environments do not take the word at all
+    given, limit = keywords(protocol.kwargs), protocol.max_frames
+    may_import(game, protocol.wrappers)
+    factory = factory_of(game)
+    if render_mode and (factory is None or takes(factory, "render_mode")):  # some do not take the word at all
         given["render_mode"] = render_mode
-    may_import(game)
+    if limit and factory is None:
+        given["max_episode_steps"] = limit
     try:
-        env: Env = gymnasium.make(game, disable_env_checker=True, **given)
+        env: Env = factory(**given) if factory else gymnasium.make(game, disable_env_checker=True, **given)
     except gymnasium.error.DependencyNotInstalled as missing:
         raise UserError(f"{game} needs a package that is not installed: {missing}") from missing
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as wrong:
-        raise UserError(f"Gymnasium cannot make {game}: {wrong}") from wrong
+        raise UserError(f"{'its factory' if factory else 'Gymnasium'} cannot make {game}: {wrong}") from wrong
     except Exception as raised:
-        raise UserError(f"Gymnasium cannot make {game}: {_said(raised)}") from raised
-    if not given.get("max_episode_steps") and (env.spec is None or env.spec.max_episode_steps is None):
-        env = gymnasium.wrappers.TimeLimit(env, LONGEST)
-    return env
+        raise UserError(f"{'its factory' if factory else 'Gymnasium'} cannot make {game}: {_said(raised)}") from raised
+    if not isinstance(env, gymnasium.Env):
+        raise UserError(f"the factory {game} returned {short(env)}; it must return a Gymnasium environment")
+    for wrapper in protocol.wrappers:
+        env = wrapped(env, wrapper)
+    if limit and factory is not None:
+        env = gymnasium.wrappers.TimeLimit(env, limit)
+    return env if limit or _limited(env) else gymnasium.wrappers.TimeLimit(env, LONGEST)
+
+
+def _limited(env: Env) -> bool:
+    """Whether anything cuts a game of this environment."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return True
+        env = env.env
+    return env.spec is not None and env.spec.max_episode_steps is not None
 
 
 def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
     """Return what the environment looks like under these rules."""
     env = _open(game, protocol)
     seen, actions = Observations(game, env.observation_space), Actions(game, env.action_space)
+    masked = protocol.masks == "given" and _gives_masks(env)
     env.close()
     return EnvSpec(
         name=name,
@@ -88,16 +104,30 @@ def spec(name: str, game: str, protocol: Protocol, lanes: int) -> EnvSpec:
         shown_shape=() if seen.shape == seen.shown else seen.shown,
         seen=seen,
         actions=actions,
+        masked=masked,
     )
+
+
+def _gives_masks(env: Env) -> bool:
+    """Whether the environment says which actions may be played: by a method, or in what `reset` returns."""
+    if env.has_wrapper_attr("action_masks"):
+        return True
+    try:
+        returned = env.reset(seed=0)
+    except Exception:  # what is wrong with it is said where it is played
+        return False
+    info = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else None
+    return isinstance(info, Mapping) and "action_mask" in info
 
 
 def make(
     name: str, game: str, protocol: Protocol, *, seed: int, training: bool, lanes: int, episodes: int | None = None
 ) -> EpisodeVector:
     """Return `lanes` environments; their restore is exact where `reset(seed=...)` determines all that follows."""
+    described = spec(name, game, protocol, lanes)
     return EpisodeVector(
-        spec(name, game, protocol, lanes),
-        [GymnasiumGame(game, protocol) for _ in range(lanes)],
+        described,
+        [GymnasiumGame(game, protocol, masked=described.masked) for _ in range(lanes)],
         seed=seed,
         training=training,
         life_loss_terminal=False,
@@ -120,10 +150,9 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
             ) from missing
 
 
-def frames_per_second(game: str) -> float:
+def frames_per_second(game: str, protocol: Protocol) -> float:
     """Return the speed that the environment declares for its pictures."""
-    may_import(game)
-    env = gymnasium.make(game)
+    env = _open(game, protocol)
     env.close()
     return float(env.metadata.get("render_fps") or 30)
 
@@ -131,8 +160,9 @@ def frames_per_second(game: str) -> float:
 class GymnasiumGame:
     """A `Game` over one Gymnasium environment, seeded at every reset."""
 
-    def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None):
-        self._name, self._env = f"Gymnasium/{game}", _open(game, protocol, render_mode)
+    def __init__(self, game: str, protocol: Protocol, render_mode: str | None = None, masked: bool = False):
+        self._name, self._env, self._masked = f"Gymnasium/{game}", _open(game, protocol, render_mode), masked
+        self._method = masked and self._env.has_wrapper_attr("action_masks")
         self._seen = Observations(game, self._env.observation_space)
         self._actions = Actions(game, self._env.action_space)
 
@@ -145,7 +175,7 @@ class GymnasiumGame:
         returned = self._call("reset", lambda: self._env.reset(seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise self._bad(f"reset() returned {short(returned)}; it must return an observation and a dictionary")
-        return Opening(self._frame(returned[0]))
+        return Opening(self._frame(returned[0]), allowed=self._allowed(returned[1]))
 
     def send(self, action: int) -> None:
         """Play one step."""
@@ -153,12 +183,14 @@ class GymnasiumGame:
         returned = self._call("step", lambda: self._env.step(self._actions[action]))
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise self._bad(f"step() returned {short(returned)}; it must return five things, as Gymnasium's do")
-        observation, reward, terminated, truncated, _ = returned
+        observation, reward, terminated, truncated, info = returned
+        over = self._flag("terminated", terminated)
         self._outcome = Outcome(
             self._frame(observation),
             self._reward(reward),
-            self._flag("terminated", terminated),
+            over,
             self._flag("truncated", truncated),
+            allowed=None if over else self._allowed(info),
         )
 
     def receive(self) -> Outcome:
@@ -175,9 +207,14 @@ class GymnasiumGame:
     def picture(self) -> NDArray[np.uint8]:
         """Return what the environment draws."""
         try:
-            drawn = np.asarray(self._env.render(), np.uint8)
+            picture = self._env.render()
         except NotImplementedError:
             raise UserError(f"{self._name} draws no pictures (no render()): it cannot be filmed") from None
+        if picture is None:
+            raise UserError(
+                f"{self._name} draws no pictures: it must take render_mode='rgb_array', and render() return one"
+            )
+        drawn = np.asarray(picture, np.uint8)
         return drawn[: drawn.shape[0] // 2 * 2, : drawn.shape[1] // 2 * 2]
 
     def close(self) -> None:
@@ -200,6 +237,21 @@ class GymnasiumGame:
             return self._seen.frame(observation)
         except ValueError as wrong:
             raise self._bad(f"it showed {wrong}") from None
+
+    def _allowed(self, info: Any) -> NDArray[np.bool_] | None:
+        """Which actions may be played now, if that is said."""
+        if not self._masked:
+            return None
+        if self._method:
+            given = self._call("action_masks", self._env.get_wrapper_attr("action_masks"))
+        elif isinstance(info, Mapping) and "action_mask" in info:
+            given = info["action_mask"]
+        else:
+            raise self._bad('it gave no info["action_mask"], which it had given before')
+        try:
+            return self._actions.allowed(given)
+        except ValueError as wrong:
+            raise self._bad(f"it gave {wrong} for an action mask") from None
 
     def _reward(self, reward: Any) -> float:
         try:

@@ -27,6 +27,8 @@ class Outcome(typing.NamedTuple):
     """A life was lost, the game goes on, and the protocol cares."""
     frames: int = 1
     """Emulator frames that the step took."""
+    allowed: Array | None = None
+    """[action] what may be played next, where the environment says so."""
 
 
 class Opening(typing.NamedTuple):
@@ -36,6 +38,8 @@ class Opening(typing.NamedTuple):
     """None where the game ended in the presses."""
     reward: float = 0.0
     frames: int = 0
+    allowed: Array | None = None
+    """[action] what may be played first, where the environment says so."""
 
 
 class Game(typing.Protocol):
@@ -124,13 +128,15 @@ class EpisodeVector:
         self._seed = [0] * len(games)
         self._actions: list[list[int]] = [[] for _ in games]
         self._opening: list[Opening | None] = [None] * len(games)  # of a current game until its first step counts it
+        # [lane, action]: what may be played now; a new array whenever it changes
+        self._allowed = np.ones((len(games), spec.num_actions), np.bool_) if spec.masked else None
         self._abandoned: dict[int, Array] = {}  # lanes whose saved game could not be rebuilt, and what was last seen
 
     def reset(self) -> Array:
         """Begin each lane's first game."""
         self._begun = 0
         self._number = [-1] * len(self._games)
-        frame = self._empty()
+        frame, self._allowed = self._empty(), self._all_allowed()
         self._next_games(range(len(self._games)), frame)
         return frame
 
@@ -160,7 +166,7 @@ class EpisodeVector:
         for lane in playing:
             self._games[lane].send(action[lane])
             self._actions[lane].append(action[lane])
-        frame = self._empty()
+        frame, allowed = self._empty(), self._all_allowed()
         reward, unseen, frames = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32), np.zeros(lanes, np.int64)
         terminated, truncated = np.zeros(lanes, np.bool_), np.zeros(lanes, np.bool_)
         game_over, life_lost = np.zeros(lanes, np.bool_), np.zeros(lanes, np.bool_)
@@ -169,6 +175,8 @@ class EpisodeVector:
         outcomes = [self._games[lane].receive() for lane in playing]
         for lane, outcome in zip(playing, outcomes, strict=True):
             newest: Array | None = outcome.frame
+            if allowed is not None:
+                allowed[lane] = True if outcome.allowed is None else outcome.allowed
             reward[lane], frames[lane] = outcome.reward, outcome.frames
             over = outcome.terminated or outcome.truncated
             hidden, self._opening[lane] = self._opening[lane], None
@@ -194,6 +202,9 @@ class EpisodeVector:
         for lane, seen in abandoned.items():
             truncated[lane] = game_over[lane] = True
             last[lane] = seen
+        final_allowed, self._allowed = allowed, allowed
+        if last and allowed is not None:
+            self._allowed = allowed.copy()
         if last and game_over.any():
             self._next_games(np.flatnonzero(game_over).tolist(), frame)
         final = frame
@@ -201,7 +212,23 @@ class EpisodeVector:
             final = frame.copy()
             for lane, shown in last.items():
                 final[lane] = shown
-        return Step(frame, reward, terminated, truncated, game_over, final, life_lost, unseen, frames)
+        return Step(
+            frame,
+            reward,
+            terminated,
+            truncated,
+            game_over,
+            final,
+            life_lost,
+            unseen,
+            frames,
+            self._allowed,
+            final_allowed,
+        )
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Return what may be played in each lane now, where the environment says so."""
+        return self._allowed
 
     def playing(self) -> NDArray[np.int64]:
         """Return the number of each lane's current game, -1 where a lane stands still."""
@@ -229,12 +256,14 @@ class EpisodeVector:
                     "the saved state belongs to a run with another seed, or to training instead of evaluation"
                 )
             self._games[lane].prepare([seed])
-        frame = self._empty()
+        frame, self._allowed = self._empty(), self._all_allowed()
         self._number, self._seed, self._actions, self._abandoned = numbers, seeds, actions, {}
         for lane, game in enumerate(self._games):
             opening, steps = game.begin(seeds[lane]), -1
-            for newest in replay(game, opening, actions[lane]):
+            for newest, allowed in replay(game, opening, actions[lane]):
                 frame[lane], steps = newest, steps + 1
+                if self._allowed is not None:
+                    self._allowed[lane] = True if allowed is None else allowed
             self._opening[lane] = None if actions[lane] else opening
             # Another machine may compute an observation's last digits otherwise.
             arrived = steps == len(actions[lane]) and (
@@ -268,12 +297,16 @@ class EpisodeVector:
             self._actions[lane] = []
             if not coming:
                 self._number[lane], self._opening[lane], frame[lane] = -1, None, 0
+                if self._allowed is not None:
+                    self._allowed[lane] = True
                 continue
             self._number[lane] = self._number[lane] + 1 if self._episodes is None else self._begun
             self._begun += 1
             self._seed[lane] = coming[0]
             opening = self._opening[lane] = self._games[lane].begin(coming[0])
             frame[lane] = opening.frame
+            if self._allowed is not None:
+                self._allowed[lane] = True if opening.allowed is None else opening.allowed
             self._games[lane].prepare(self._coming(lane))
 
     def _coming(self, lane: int) -> list[int]:
@@ -286,18 +319,21 @@ class EpisodeVector:
     def _seed_for(self, lane: int, number: int) -> int:
         return seed_of_game(self._run_seed, self._training, lane, number)
 
+    def _all_allowed(self) -> NDArray[np.bool_] | None:
+        return np.ones((len(self._games), self.spec.num_actions), np.bool_) if self.spec.masked else None
+
     def _empty(self) -> Array:
         return np.zeros((len(self._games), *self.spec.frame_shape), self.spec.frame_dtype)
 
 
-def replay(game: Game, opening: Opening, actions: Sequence[int]) -> Iterator[Array]:
-    """Play a recorded game again from its opening, yielding the frame before the first action and after each."""
+def replay(game: Game, opening: Opening, actions: Sequence[int]) -> Iterator[tuple[Array, Array | None]]:
+    """Play a recorded game again from its opening, yielding what was shown and allowed before and after each step."""
     assert opening.frame is not None  # no game begins without one
-    yield opening.frame
+    yield opening.frame, opening.allowed
     for action in actions:
         game.send(action)
         outcome = game.receive()
         newest = game.next_life().frame if outcome.life_lost else None
-        yield outcome.frame if newest is None else newest
+        yield outcome.frame if newest is None else newest, outcome.allowed
         if outcome.terminated or outcome.truncated:
             return

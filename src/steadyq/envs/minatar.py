@@ -84,7 +84,7 @@ def make(
 def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield the board of a recorded game, 400 x 400 pixels, once per step."""
     player = MinAtarGame(game, protocol)
-    for frame in replay(player, player.begin(seed), actions):
+    for frame, _ in replay(player, player.begin(seed), actions):
         board = np.zeros((10, 10, 3), np.uint8)
         # MinAtar lists the player first and trails and gauges later: painted from the last, the player is on top.
         for index in reversed(range(len(frame))):

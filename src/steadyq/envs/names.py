@@ -31,7 +31,8 @@ def parse(env: str) -> tuple[Backend, str]:
     prefix, _, rest = env.partition("/")
     backend = _backend(prefix)
     if backend is None or not rest:
-        if re.search(r"-v\d+$", env):  # CartPole-v1, or a namespace of Gymnasium's own
+        # CartPole-v1, or a namespace of Gymnasium's own; module:Room, or <Room>, a factory that only this process has
+        if re.search(r"-v\d+$", env) or ":" in env or env.startswith("<"):
             return "gymnasium", _gymnasium(env)
         raise UserError(_unknown(env, prefix if rest else None))
     if backend == "gymnasium":

@@ -157,6 +157,9 @@ class ProcgenVector:
         frames[playing] = 1
         return Step(frame, reward, terminated, truncated, ended, final, frames=frames)
 
+    def allowed(self) -> None:
+        """Return None: everything may be played."""
+
     def playing(self) -> NDArray[np.int64]:
         """Return the number of each lane's current game, -1 where a lane stands still."""
         lanes = self.spec.lanes

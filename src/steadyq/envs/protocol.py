@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from steadyq.envs.factories import check_wrapper, keywords
 from steadyq.errors import UserError
 
 Backend = Literal["atari", "minatar", "procgen", "gymnasium"]
@@ -14,7 +15,7 @@ _APPLIES: dict[Backend, set[str]] = {
     "atari": {"frame_skip", "noop_max", "sticky", "action_set", "fire_reset", "life_loss_terminal"},
     "minatar": {"sticky", "action_set", "ramping"},
     "procgen": {"train_levels", "train_start_level", "test_levels", "test_start_level", "timeout_terminal"},
-    "gymnasium": set(),
+    "gymnasium": {"kwargs", "wrappers", "masks"},
 }
 
 
@@ -58,6 +59,14 @@ class Protocol:
     """Procgen: how many levels evaluation draws from; 0 = all, and then the first test level is ignored by Procgen."""
     test_start_level: int = 0
     """Procgen: the first test level."""
+    kwargs: tuple[str, ...] = ()
+    """Gymnasium: what the environment is made with, as name=value (also --env.kwargs)."""
+    wrappers: tuple[str, ...] = ()
+    """Gymnasium: wrappers around it, innermost first, as module:Wrapper or "module:Wrapper(name=value)" (also
+    --env.wrappers)."""
+    masks: Literal["given", "none"] = "given"
+    """Gymnasium: keep to the actions that the environment allows, where it says so in info["action_mask"] or by
+    action_masks(); or choose among all of them."""
 
     def __post_init__(self) -> None:
         if not self.name.startswith(_NAMES):
@@ -77,9 +86,16 @@ class Protocol:
             value = getattr(self, field)
             if not low <= value <= high:
                 raise UserError(f"protocol.{field} is {value}; it must be between {low} and {high}")
-        for field, choices in (("action_set", ("minimal", "full")), ("reward", ("raw", "sign"))):
+        for field, choices in (
+            ("action_set", ("minimal", "full")),
+            ("reward", ("raw", "sign")),
+            ("masks", ("given", "none")),
+        ):
             if getattr(self, field) not in choices:
                 raise UserError(f"protocol.{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}")
+        keywords(self.kwargs)
+        for wrapper in self.wrappers:
+            check_wrapper(wrapper)
         applies = _EVERYWHERE | _APPLIES[self.backend]
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
@@ -110,6 +126,8 @@ class Protocol:
         """All that the course of an evaluation game depends on beside its actions, as words: field=value ..."""
         applies = (_APPLIES[self.backend] | {"max_frames"}) - {"train_levels", "train_start_level"}
         named = [field.name for field in dataclasses.fields(self) if field.name in applies]
+        usual = {"kwargs": (), "wrappers": (), "masks": "given"}  # not said: scores are stored by these words
+        named = [name for name in named if name not in usual or getattr(self, name) != usual[name]]
         mode = [self.name] if self.backend == "procgen" else []  # its name says easy or hard
         return " ".join([self.backend, *mode, *(f"{name}={getattr(self, name)}" for name in named)])
 
@@ -174,7 +192,9 @@ def _procgen(protocol: Protocol) -> list[str]:
 
 
 def _gymnasium(protocol: Protocol) -> list[str]:
-    return [f"observations as given, {_stack(protocol)}"]
+    made = [f"made with {' '.join(protocol.kwargs)}"] * bool(protocol.kwargs)
+    wrapped = [f"wrapped in {', then '.join(protocol.wrappers)}"] * bool(protocol.wrappers)
+    return [*made, *wrapped, f"observations as given, {_stack(protocol)}"]
 
 
 def _sticky(protocol: Protocol) -> str:

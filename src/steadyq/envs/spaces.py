@@ -4,12 +4,14 @@ An image is a Box of three dimensions, or of two if it holds bytes. Anything els
 choices (Discrete, MultiDiscrete) as one-hot, the parts of a Tuple or Dict one after another.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from steadyq.envs.vector import Array
 from steadyq.errors import UserError
@@ -28,7 +30,7 @@ class Observations:
         self.dtype: Literal["uint8", "float32"] = "float32"
         self.pixel_max = 1.0
         self.channels_last = False
-        self._space, self._image = space, False
+        self.space, self._image = space, False
         images = [(where, leaf) for where, leaf in leaves if _is_image(leaf)]
         if images and len(leaves) > 1:
             where, leaf = images[0]
@@ -80,7 +82,7 @@ class Observations:
     def laid_out(self, observation: Any) -> Any:
         """One observation of a space other than a Box as its frame; what is laid out already stays as it is."""
         done = isinstance(observation, np.ndarray) and observation.shape[-len(self.shape) :] == self.shape
-        return observation if done or isinstance(self._space, spaces.Box) else self.frame(observation)
+        return observation if done or isinstance(self.space, spaces.Box) else self.frame(observation)
 
     def frame(self, observation: Any) -> Array:
         """Lay out an observation; raises ValueError with what is wrong with it."""
@@ -91,7 +93,7 @@ class Observations:
             array = array.reshape(self.shown)
             array = array.transpose(2, 0, 1) if self.channels_last else array
         else:
-            array = np.concatenate([part.ravel() for part in _flat(self._space, observation, "")])
+            array = np.concatenate([part.ravel() for part in _flat(self.space, observation, "")])
         with np.errstate(over="ignore"):
             frame: Array = array.reshape(self.shape).astype(self.dtype)
         if self.dtype == "float32" and not np.isfinite(frame).all():
@@ -107,7 +109,7 @@ class Actions:
     """An action space as numbers from 0; raises `UserError` where it has no such numbers."""
 
     def __init__(self, game: str, space: spaces.Space[Any]):
-        self.first = 0
+        self.space, self.first = space, 0
         self.choices: tuple[int, ...] = ()
         if isinstance(space, spaces.Discrete):
             self.count, self.first = int(space.n), int(space.start)
@@ -138,6 +140,24 @@ class Actions:
     def rule(self) -> str:
         """How many choices are behind an action, in words; nothing where it is one."""
         return f", each {len(self.choices)} choices of {' x '.join(map(str, self.choices))}" if self.choices else ""
+
+    def allowed(self, mask: Any) -> NDArray[np.bool_]:
+        """A mask of the environment's as one for each numbered action; raises ValueError with what is wrong with it.
+
+        For several choices it is one mask after another, as sb3-contrib has them, or one of all combinations.
+        """
+        array = _numbers(mask) if not isinstance(mask, tuple | list) else np.concatenate(list(map(np.ravel, mask)))
+        if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+            raise ValueError(f"{short(mask)}, which is not of zeros and ones,")
+        flat: NDArray[np.bool_] = array.ravel().astype(np.bool_)
+        if self.choices and array.shape != self.choices and len(flat) == sum(self.choices):
+            each = np.split(flat, np.cumsum(self.choices)[:-1])
+            flat = functools.reduce(np.logical_and.outer, each).ravel()
+        if len(flat) != self.count:
+            raise ValueError(f"an array of shape {array.shape}, where there are {self.count} actions,")
+        if not flat.any():
+            raise ValueError("nothing but zeros: no action may be played,")
+        return flat
 
     def __getitem__(self, action: int) -> Any:
         """What the environment calls the action of this number."""

@@ -45,6 +45,8 @@ class EnvSpec:
     """How a Gymnasium environment's observations are laid out."""
     actions: "Actions | None" = field(default=None, compare=False, repr=False)
     """What a Gymnasium environment calls its actions."""
+    masked: bool = False
+    """Whether the environment says which actions may be played."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -74,6 +76,10 @@ class Step:
     """[lane] raw, given in the protocol's own presses before a game's first step or after a life that is lost."""
     frames: NDArray[np.int64] = field(default_factory=lambda: np.ones(1, np.int64))
     """[lane] what the emulator played for this step, those presses included."""
+    allowed: NDArray[np.bool_] | None = None
+    """[lane, action] what may be played on `frame`, where the environment says so."""
+    final_allowed: NDArray[np.bool_] | None = None
+    """[lane, action] the same on `final_frame`."""
 
     @property
     def score(self) -> NDArray[np.float32]:
@@ -106,6 +112,10 @@ class VectorEnv(typing.Protocol):
 
     def step(self, action: NDArray[np.integer[Any]]) -> Step:
         """Play one action in each lane."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Return what may be played in each lane now, [lane, action]; None where the environment does not say."""
         ...
 
     def playing(self) -> NDArray[np.int64]:

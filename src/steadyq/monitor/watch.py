@@ -93,7 +93,8 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
             total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
         features = members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2)
-        looks.append({**look, "z": z.detach(), "q": learner.estimator.q(z.detach()), "features": features})
+        q = _among_allowed(learner.estimator.q(z.detach()), piece.allowed)
+        looks.append({**look, "z": z.detach(), "q": q, "features": features})
     return Snapshot(
         action=batch.action,
         rewarded=batch.rewarded,
@@ -120,8 +121,20 @@ def states_together(ensemble: Ensemble, count: int, device: str) -> int:
 def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
     """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
     y, target = learner.targets(batch, draw)
-    found = {"q_next": target.q, "y": y, "q_target": learner.values(learner.target_low, batch.observation).q}
-    return found if previous is None else {**found, "q_before": learner.values(previous, batch.observation).q}
+
+    def now(params: Params) -> Tensor:
+        return _among_allowed(learner.values(params, batch.observation).q, batch.allowed)
+
+    found = {"q_next": target.q, "y": y, "q_target": now(learner.target_low)}
+    return found if previous is None else {**found, "q_before": now(previous)}
+
+
+def _among_allowed(q: Tensor, allowed: Tensor | None) -> Tensor:
+    """Values with those of actions that are not allowed, which nothing is learned of, as low as the lowest allowed."""
+    if allowed is None:
+        return q
+    lowest = q.masked_fill(~allowed, torch.inf).amin(-1, keepdim=True)
+    return torch.where(allowed, q, lowest)
 
 
 @torch.no_grad()

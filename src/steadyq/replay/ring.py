@@ -43,6 +43,8 @@ class Ring:
         self.reward = torch.zeros(slots, dtype=torch.float32, device=device)
         self.end = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.age = torch.zeros(slots, dtype=torch.int64, device=device)  # frames since the trajectory's first
+        # What may be played on each frame, where the environment says so.
+        self.allowed = torch.ones(slots, spec.num_actions, dtype=torch.bool, device=device) if spec.masked else None
         self.priorities = Priorities(slots, sampling, device)
         self.first = np.arange(self.lanes) * self.length  # of each lane's segment
         self.head = np.zeros(self.lanes, np.int64)  # open slot of each lane, within its segment
@@ -54,10 +56,11 @@ class Ring:
         self.open_slots = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
         self._counting = torch.arange(steps + 1, device=device, dtype=torch.float32)
 
-    def begin(self, frame: np.ndarray) -> None:
-        """Open the first slot of every lane with the first frames."""
+    def begin(self, frame: np.ndarray, allowed: np.ndarray | None = None) -> None:
+        """Open the first slot of every lane with the first frames, and with what may be played on them."""
         self.head_age[:] = 0
-        self._open(self._to_device(self._slots()), self._to_device(frame), self._to_device(self.head_age))
+        opened = [self._slots(), frame, self.head_age, *([] if allowed is None else [allowed])]
+        self._open(*map(self._to_device, opened))
         self.open_slots.copy_(self._to_device(self._slots()))
 
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
@@ -72,27 +75,34 @@ class Ring:
         cut = np.flatnonzero(end == TRUNCATED)
         if len(cut):
             self.priorities.disable(self._to_device(self._advance(cut)))
-            self._open(*map(self._to_device, (self._slots()[cut], step.final_frame[cut], self.head_age[cut])))
+            final = [self._slots()[cut], step.final_frame[cut], self.head_age[cut]]
+            final += [] if step.final_allowed is None else [step.final_allowed[cut]]
+            self._open(*map(self._to_device, final))
         self.head_age[end != RUNNING] = 0
         gone = self._advance(slice(None))
         opened, bits = self._slots(), reward.astype(np.float64).view(np.int64)
         behind = np.where(ready, behind, opened[:, None])  # a slot to name where none is ready
         numbers = (here, action, bits, end, behind.ravel(), ready.ravel(), gone, opened, self.head_age)
-        parts = np.concatenate(numbers, dtype=np.int64), step.frame.astype(self.frame_dtype, copy=False).ravel()
+        parts = [np.concatenate(numbers, dtype=np.int64), step.frame.astype(self.frame_dtype, copy=False).ravel()]
+        if step.allowed is not None:
+            parts.append(step.allowed.ravel())
         return np.concatenate([part.view(np.uint8) for part in parts])
 
     def write(self, packed: Tensor) -> Tensor:
         """The device's half of a step, of fixed shape and so fit to be captured; returns the slots now open."""
         lanes = self.lanes
         sizes = [lanes * count for count in (1, 1, 1, 1, self.n, self.n, self.stack, 1, 1)]
-        numbers, frame = packed[: 8 * sum(sizes)].view(torch.int64), packed[8 * sum(sizes) :].view(self.frame.dtype)
+        masks = 0 if self.allowed is None else lanes * self.allowed.shape[1]
+        first, after = 8 * sum(sizes), len(packed) - masks
+        numbers, frame = packed[:first].view(torch.int64), packed[first:after].view(self.frame.dtype)
+        allowed = None if self.allowed is None else packed[after:].view(lanes, -1) > 0
         here, action, reward, end, behind, ready, gone, opened, age = torch.split(numbers, sizes)
         self.action[here] = action
         self.reward[here] = reward.view(torch.float64).float()
         self.end[here] = end.to(torch.uint8)
         self.priorities.enable(behind, ready > 0)
         self.priorities.disable(gone)
-        self._open(opened, frame.view(lanes, *self.frame.shape[1:]), age)
+        self._open(opened, frame.view(lanes, *self.frame.shape[1:]), age, allowed)
         return self.open_slots.copy_(opened)
 
     def sample(self, draw: Draw) -> Batch:
@@ -110,16 +120,19 @@ class Ring:
         """Rebuild the n-step transitions that begin at the given slots."""
         own = self.reward[index]
         reward, discount, last = self._window(index, own, draw)
+        after = self._shift(last, 1)
         return Batch(
             observation=self.observation(index),
             action=self.action[index],
             reward=reward,
             discount=discount,
-            next_observation=self.observation(self._shift(last, 1)),
+            next_observation=self.observation(after),
             weight=weight,
             index=index,
             stamp=stamp,
             rewarded=own > 0,
+            allowed=None if self.allowed is None else self.allowed[index],
+            next_allowed=None if self.allowed is None else self.allowed[after],
         )
 
     def _window(self, index: Tensor, own: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,9 +178,11 @@ class Ring:
         gone: np.ndarray = self.first[lanes][:, None] + (head[:, None] + np.arange(self.stack)) % self.length
         return gone.ravel()
 
-    def _open(self, slots: Tensor, frame: Tensor, age: Tensor) -> None:
+    def _open(self, slots: Tensor, frame: Tensor, age: Tensor, allowed: Tensor | None = None) -> None:
         self.frame[slots] = frame
         self.age[slots] = age
+        if self.allowed is not None and allowed is not None:
+            self.allowed[slots] = allowed
         self.end.index_fill_(0, slots, RUNNING)
 
     def _slots(self) -> np.ndarray:
@@ -216,7 +231,9 @@ class Ring:
 
     def _slotted(self) -> list[tuple[str, Tensor]]:
         p = self.priorities
+        masks = [] if self.allowed is None else [("allowed", self.allowed)]
         return [
+            *masks,
             ("frame", self.frame),
             ("action", self.action),
             ("reward", self.reward),

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.agent import Agent
-from steadyq.device.capture import Captured
+from steadyq.device.capture import Captured, to_device
 from steadyq.envs import Protocol
-from steadyq.run.explore import FrameStack, GameEpsilon
+from steadyq.run.explore import FrameStack, GameEpsilon, uniform_among
 from steadyq.scores import random_policy as random_policy_scores
+from steadyq.value.operators import permitted
 
 LANES = 32
 """Games played side by side: on 16 cores and a GPU, more only wait for each other."""
 PROCGEN_LANES = 16
 """envpool draws levels lane by lane: other lanes would be other games."""
 
-Policy = Callable[[Tensor], np.ndarray]
-"""Actions [lane] for observations [lane, ...]."""
+Policy = Callable[[Tensor, np.ndarray | None], np.ndarray]
+"""Actions [lane] for observations [lane, ...], among what is allowed[lane, action] where the environment says so."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def play_games(
         for lane in range(lanes):
             stray.begin(lane, int(seeds[lane]))
         while len(played) < episodes:
-            action = stray(policy(observation))
+            allowed = vector.allowed()
+            action = stray(policy(observation, allowed), allowed)
             for lane in np.flatnonzero(playing >= 0).tolist():
                 shown[lane] = zlib.crc32(frame[lane], shown[lane])
                 actions[lane].append(int(action[lane]))
@@ -159,10 +161,19 @@ def scored(games: Sequence[Game], baseline: Baseline) -> dict[str, Any]:
 def greedy_policy(agent: Agent) -> Policy:
     """Act by the ensemble's mean value; always on as many lanes as the first time."""
     values = Captured(agent.q, agent.device)
-    return lambda observation: values(observation).argmax(-1).cpu().numpy()
+
+    def act(observation: Tensor, allowed: np.ndarray | None) -> np.ndarray:
+        mask = None if allowed is None else to_device(allowed, agent.device)
+        return permitted(values(observation), mask).argmax(-1).cpu().numpy()
+
+    return act
 
 
 def random_policy(actions: int, seed: int) -> Policy:
     """Act uniformly at random."""
     rng = np.random.default_rng(seed)
-    return lambda observation: rng.integers(actions, size=observation.shape[0])
+
+    def act(observation: Tensor, allowed: np.ndarray | None) -> np.ndarray:
+        return rng.integers(actions, size=observation.shape[0]) if allowed is None else uniform_among(allowed, rng)
+
+    return act

@@ -40,26 +40,43 @@ class GameEpsilon:
         """Begin the game of this seed in a lane."""
         self._draw[lane] = np.random.default_rng([seed, 1])
 
-    def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Return the actions [lane] that are played in place of the agent's."""
+    def __call__(self, action: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Return the actions [lane] that are played in place of the agent's, among those that are `allowed`."""
         if self.epsilon == 0:
             return action
         played = action.copy()
         for lane, draw in enumerate(self._draw):
             if draw.random() < self.epsilon:
-                played[lane] = draw.integers(self.actions)
+                if allowed is None:
+                    played[lane] = draw.integers(self.actions)
+                else:
+                    played[lane] = uniform_among(allowed[lane : lane + 1], draw)[0]
         return played
+
+
+def uniform_among(allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of the allowed actions in each lane, `[lane, action] -> [lane]`, with one number a lane."""
+    wanted = np.floor(rng.random(len(allowed)) * allowed.sum(1))  # how many allowed actions come before it
+    drawn: np.ndarray = (allowed.cumsum(1) > wanted[:, None]).argmax(1)
+    return drawn
 
 
 class EpsilonGreedy:
     """Per lane: a uniform action with probability epsilon, else the greedy one.
 
     Both numbers are drawn for every lane at every step, before the values are known, so the random stream does not
-    depend on them.
+    depend on them. Where an environment says what is `allowed[lane, action]`, the uniform action is one of those.
     """
 
-    def __init__(self, lanes: int, actions: int, epsilon: float, rng: np.random.Generator) -> None:
-        self.random = rng.integers(actions, size=lanes)
+    def __init__(
+        self,
+        lanes: int,
+        actions: int,
+        epsilon: float,
+        rng: np.random.Generator,
+        allowed: np.ndarray | None = None,
+    ) -> None:
+        self.random = rng.integers(actions, size=lanes) if allowed is None else uniform_among(allowed, rng)
         self.explore = rng.random(lanes) < epsilon
 
     def __call__(self, q: np.ndarray) -> np.ndarray:

@@ -17,7 +17,9 @@ NO_VERIFY = "STEADYQ_NO_VERIFY"
 UNFINISHED = ".unfinished"
 LOGS = ("metrics", "events", "diagnostics")
 IDENTITY = ("recipe.toml", "meta.json")
-OWN = ("lock", *IDENTITY, "result.json", *(f"{log}.jsonl" for log in LOGS))
+LONGER = "longer.json"
+"""Says for how many steps a run goes on beyond those of its recipe."""
+OWN = ("lock", *IDENTITY, LONGER, "result.json", *(f"{log}.jsonl" for log in LOGS))
 """Files of a run, besides its checkpoints."""
 
 

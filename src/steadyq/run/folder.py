@@ -12,6 +12,7 @@ The JSONL files are the truth. A checkpoint remembers how long they were; contin
 Checkpoints and the result list the digests of what they belong to (`digests.py`), which reading compares.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -23,18 +24,56 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from steadyq.envs import Environment
 from steadyq.errors import UserError, nearest
 from steadyq.fields import flatten
+from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
-from steadyq.run.files import IDENTITY, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
+from steadyq.run.files import IDENTITY, LONGER, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 from steadyq.run.logs import rows
+
+SMALL_REPLAY = 32 * 2**20
+"""Bytes of a replay buffer that a finished run keeps in any case, so that it can be trained longer."""
+
+LONGEST_NAME = 160
+"""Letters of a folder's name; file systems take 255 bytes."""
 
 
 def default_path(recipe: Recipe) -> Path:
-    """Return runs/<env>-<preset>-<scale>-seed<n>, so that the same command finds the same run."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", recipe.env)
-    return Path("runs") / f"{name}-{recipe.preset}-{recipe.scale}-seed{recipe.seed}"
+    """Return runs/<env>-<preset>-<scale>-<changes>-seed<n>: the same command finds the same run, and another its own.
+
+    Changes are the options that the preset does not have so, but for the number of steps, and what the environment is
+    made with. Where they do not fit a name as they are, it ends in a digest of them.
+    """
+    protocol = recipe.protocol
+    changes = {name: value for name, value in _changes(recipe).items() if not name.startswith("protocol.wrappers")}
+    said = [f"{name}={_shown(value)}" for name, value in changes.items() if name != "protocol.kwargs"]
+    said += [*protocol.kwargs, *(wrapper.rpartition(":")[2] for wrapper in protocol.wrappers)]
+    env, exact = re.sub(r"[^A-Za-z0-9.]+", "-", recipe.env), "-".join(said)
+    name = re.sub(r"[^A-Za-z0-9.=_,+-]+", "-", exact)
+    if name != exact or protocol.wrappers or len(name) > LONGEST_NAME:
+        digest = hashlib.sha256(repr((exact, protocol.wrappers)).encode()).hexdigest()[:8]
+        name = f"{name[:LONGEST_NAME].strip('-')}-{digest}"
+    parts = (env, recipe.preset, recipe.scale, name, f"seed{recipe.seed}")
+    return Path("runs") / "-".join(part for part in parts if part)
+
+
+def _changes(recipe: Recipe) -> dict[str, Any]:
+    """Fields in which a recipe departs from its preset on the same environment."""
+    protocol = recipe.protocol
+    try:
+        env = Environment(recipe.env, protocol.kwargs, protocol.wrappers)
+        base = flatten(recipe_for(recipe.preset, env, recipe.scale).to_dict())
+    except UserError:  # a preset of somebody's own
+        return {}
+    ignored = ("seed", "steps", "env", "preset", "scale", "compute.")
+    mine = flatten(recipe.to_dict())
+    return {name: value for name, value in mine.items() if not name.startswith(ignored) and base.get(name) != value}
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 class RunFolder:
@@ -59,11 +98,32 @@ class RunFolder:
                 raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
             raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
         try:
-            return Recipe.from_toml(read_text(file))
+            recipe = Recipe.from_toml(read_text(file))
+            return recipe if (steps := self._longer()) is None else recipe.override({"steps": steps})
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         except UnicodeDecodeError:
             raise UserError(f"{file} is damaged: it is not text in UTF-8") from None
+
+    def _longer(self) -> int | None:
+        """For how many steps the run goes on, if that is more than its recipe says."""
+        file = self.path / LONGER
+        if not os.path.lexists(file):
+            return None
+        steps = self._sealed(file).get("steps")
+        if type(steps) is not int:
+            raise UserError(f"{file} is damaged: it says no number of steps")
+        return steps
+
+    def finished(self, recipe: Recipe) -> bool:
+        """Whether the run has come to the end that the recipe asks for: to its last step, or stopped before it."""
+        result = self.result
+        return result is not None and ("stopped" in result or result.get("steps", 0) >= recipe.steps)
+
+    def large_replays(self) -> list[Path]:
+        """Replay buffers of its checkpoints that are too large to be kept without need."""
+        files = [checkpoint / "replay.safetensors" for checkpoint in self.checkpoints()]
+        return [file for file in files if file.is_file() and file.stat().st_size > SMALL_REPLAY]
 
     @property
     def meta(self) -> dict[str, Any] | None:
@@ -134,8 +194,24 @@ class RunFolder:
                 check_whole(self.path / name, files[name], by)
 
     def check(self, recipe: Recipe) -> None:
-        """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable."""
-        self._check("recipe.toml", lambda: recipe.differences(self.recipe))
+        """Raise if this folder cannot take the given run: another recipe's, not a run's, or not writable.
+
+        One that is asked for more steps than it was goes on; of fewer, it would have to forget.
+        """
+
+        def differences() -> list[str]:
+            mine = self.recipe
+            if recipe.steps > mine.steps:
+                mine = mine.override({"steps": recipe.steps})
+            different = recipe.differences(mine)
+            if recipe.steps < mine.steps and len(different) == 1:
+                raise UserError(
+                    f"{self.path} is a run of {mine.steps:,} steps, and {recipe.steps:,} are asked for: say --steps "
+                    f"{mine.steps} (or more, to train it longer), or choose another --run folder"
+                )
+            return different
+
+        self._check("recipe.toml", differences)
 
     def check_meta(self, meta: Mapping[str, Any]) -> None:
         """Raise if this folder cannot take a run that says this of itself."""
@@ -181,14 +257,19 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self, networks: Literal["online", "target"] = "online") -> tuple[dict[str, Tensor], int]:
-        """The newest parameters of these networks and the step they belong to."""
+    def weights(self, networks: Literal["online", "target", "best"] = "online") -> tuple[dict[str, Tensor], int]:
+        """The newest parameters of these networks, or those that were best on the way, and their step."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             why = "it finished, but its weights are not here" if self.result else "train it first"
             raise UserError(f"{self.path} has no checkpoint: {why}")
-        self.verify_checkpoint(checkpoints[-1], networks)
-        return read_tensors(checkpoints[-1] / f"{networks}.safetensors"), int(checkpoints[-1].name)
+        newest, step = checkpoints[-1], int(checkpoints[-1].name)
+        state = self.verify_checkpoint(newest, networks)
+        if networks == "best":
+            if not (newest / "best.safetensors").exists():
+                raise UserError(f"{self.path} has kept no best weights: train it with evaluation.every above 0")
+            step = int(state.get("best_step", step))
+        return read_tensors(newest / f"{networks}.safetensors"), step
 
     def verify_checkpoint(self, checkpoint: Path, *parts: str) -> dict[str, Any]:
         """Compare a checkpoint's state and parts (all that it lists, if none are named) with their digests.

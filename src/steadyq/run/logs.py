@@ -138,6 +138,8 @@ class _Field(NamedTuple):
 
 _EVENTS: dict[str, tuple[_Field, ...]] = {
     "game": (_Field("score", _number, "number"),),
+    "evaluation": (_Field("mean_return", lambda value, row: is_number(value), "number"),),
+    "stopped": (_Field("message", _text, "text"),),
     "diverged": (_Field("message", _text, "text"),),
     "spikes": (
         _Field("layers", _names, "list of names"),

@@ -77,7 +77,7 @@ class Terminal(Display):
     def note(self, text: str) -> None:
         """Print one line."""
         with self._shown():
-            self.console.print(text)
+            self.console.print(text, soft_wrap=not self.console.is_terminal)  # a terminal breaks lines inside words
 
     @contextmanager
     def _shown(self) -> Iterator[None]:

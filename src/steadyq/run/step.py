@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
+from steadyq.run.callbacks import FinishedGame
 from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
 from steadyq.run.explore import EpsilonGreedy
 from steadyq.run.progress import mean_of_last
@@ -26,7 +27,7 @@ from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
 from steadyq.value.learner import MEASURES
-from steadyq.value.operators import order_for
+from steadyq.value.operators import order_for, permitted
 from steadyq.value.regulation import Evidence, spike_ratios
 from steadyq.value.shapes import Params
 
@@ -59,10 +60,15 @@ class Training:
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
+        self.allowed: np.ndarray | None = None  # [lane, action] what may be played now, where the environment says so
         self.pending: np.ndarray | None = None  # actions that were decided on and could not be played
         self.score = np.zeros(self.spec.lanes)
         self.game_steps = np.zeros(self.spec.lanes, np.int64)
         self.recent: deque[float] = deque(maxlen=100)  # raw returns of the last finished games
+        self.finished: list[FinishedGame] = []  # games that ended in the last step
+        self.best: Params | None = None  # what acted best in an evaluation on the way
+        self.best_step = 0
+        self.held_back = False  # whether an intervention was due at the last step, and was not made
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
         self.learning = Learning(self.learner, self.ring, self.draws.layout)
@@ -76,7 +82,9 @@ class Training:
 
     def start(self) -> None:
         """Begin the first games."""
-        self.ring.begin(self.env.reset())
+        frame = self.env.reset()
+        self.allowed = self.env.allowed()
+        self.ring.begin(frame, self.allowed)
         self._draw_members(np.ones(self.spec.lanes, bool))
 
     def step(self) -> dict[str, Any] | None:
@@ -93,7 +101,8 @@ class Training:
         action = self.pending
         if action is None:
             q = Readback(self.act_values())
-            choose = EpsilonGreedy(lanes, self.spec.num_actions, self.share_random(before), self.rng)
+            share, actions = self.share_random(before), self.spec.num_actions
+            choose = EpsilonGreedy(lanes, actions, share, self.rng, self.allowed)
             if warm and vector_step % recipe.replay.every == 0:
                 self.learn_and_watch(recipe.replay.ratio)
             action = choose(q.numpy())
@@ -103,7 +112,7 @@ class Training:
             # The last step that was played stays the last: what was learned since is kept with the action to play.
             self.pending, self.step_count = action, before
             raise
-        self.pending = None
+        self.pending, self.allowed = None, step.allowed
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
         ended = step.terminated | step.truncated
         self._store(to_device(self.ring.packed(action, reward, step), self.device))
@@ -118,11 +127,10 @@ class Training:
         self.frames += int(step.frames.sum())
         self._count_games(step.score, step.game_over)
 
+        row = self.record() if before // recipe.record.every != self.step_count // recipe.record.every else None
         if warm:
             self.regulate(measuring=vector_step % recipe.regulation.every == 0)
-        if before // recipe.record.every != self.step_count // recipe.record.every:
-            return self.record()
-        return None
+        return row
 
     def act_values(self) -> Tensor:
         """The value by which the ensemble acts, [lane, action]."""
@@ -132,7 +140,8 @@ class Training:
     def _act_on_device(self, slots: Tensor) -> Tensor:
         learner, observation = self.learner, self.ring.observation(slots)
         params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
-        return self.acting(learner.values(params, observation).q, self.member)
+        q = self.acting(learner.values(params, observation).q, self.member)
+        return permitted(q, None if self.ring.allowed is None else self.ring.allowed[slots])
 
     def share_random(self, step: int) -> float:
         """Epsilon after so many steps."""
@@ -181,22 +190,29 @@ class Training:
     def regulate(self, measuring: bool) -> None:
         """Measure every monitored layer's spike ratio where that is due, and intervene where the regulation says so.
 
-        At the last step nothing is touched any more: it would be evaluated untrained.
+        At the last step nothing is touched any more: it would be evaluated untrained. What was due is held back, until
+        the run is trained longer.
         """
         learner, regulation = self.learner, self.regulation
-        due = (
-            regulation is not None
-            and self.step_count < self.recipe.steps
-            and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
-        )
-        if not (measuring or due):
-            return
-        layers = learner.ensemble.network.monitored
-        ratios = spike_ratios(learner.online, layers, self.recipe.regulation.quantile).cpu()
+        due = regulation is not None and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+        self.held_back = due and self.step_count >= self.recipe.steps
         if measuring:
+            layers, ratios = self.spikes()
             self.writer.event("spikes", self.step_count, layers=list(layers), ratios=_rounded(ratios))
-        if regulation is None or not due:
+        if due and not self.held_back:
+            self.intervene()
+
+    def spikes(self) -> tuple[tuple[str, ...], Tensor]:
+        """The monitored layers and their spike ratios, [member, layer]."""
+        layers = self.learner.ensemble.network.monitored
+        return layers, spike_ratios(self.learner.online, layers, self.recipe.regulation.quantile).cpu()
+
+    def intervene(self) -> None:
+        """Do what the regulation says to the layers as they are."""
+        learner, regulation, self.held_back = self.learner, self.regulation, False
+        if regulation is None:
             return
+        layers, ratios = self.spikes()
         scores = self.unit_scores() if regulation.trigger.reads_units else {}
         for event in regulation(learner, Evidence(layers, ratios, scores), self.generator):
             self.resets += 1
@@ -270,12 +286,13 @@ class Training:
     def _count_games(self, score: np.ndarray, game_over: np.ndarray) -> None:
         self.score += score
         self.game_steps += 1
+        self.finished.clear()
         for lane in np.flatnonzero(game_over):
             self.games += 1
-            self.recent.append(float(self.score[lane]))
-            self.writer.event(
-                "game", self.step_count, lane=int(lane), score=float(self.score[lane]), steps=int(self.game_steps[lane])
-            )
+            game = FinishedGame(self.step_count, int(lane), float(self.score[lane]), int(self.game_steps[lane]))
+            self.recent.append(game.score)
+            self.finished.append(game)
+            self.writer.event("game", game.step, lane=game.lane, score=game.score, steps=game.steps)
             self.score[lane], self.game_steps[lane] = 0.0, 0
         self._draw_members(game_over)
 
@@ -291,16 +308,26 @@ class Training:
 
     def agent(self) -> Agent:
         """The agent as it acts now."""
-        learner = self.learner
-        params = learner.online if self.recipe.explore.act_with == "online" else learner.target
-        acting = acting_for(self.recipe, training=False)
-        return Agent(learner.ensemble, estimator_for(self.recipe), params, self.spec, self.step_count, acting)
+        learner, acting = self.learner, acting_for(self.recipe, training=False)
+        return Agent(
+            learner.ensemble, estimator_for(self.recipe), self._acting_params(), self.spec, self.step_count, acting
+        )
+
+    def _acting_params(self) -> Params:
+        return self.learner.online if self.recipe.explore.act_with == "online" else self.learner.target
+
+    def keep_best(self) -> None:
+        """Keep a copy of the networks that act, as they are now."""
+        self.best = {name: p.detach().clone() for name, p in self._acting_params().items()}
+        self.best_step = self.step_count
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue bit for bit."""
         learner = self.learner
+        best = {} if self.best is None else {"best": self.best}
         return Checkpoint(
             tensors={
+                **best,
                 "online": learner.online,
                 "target": learner.target,
                 "adam_first": learner.adam.first,
@@ -332,11 +359,13 @@ class Training:
                 "pending": None if self.pending is None else self.pending.tolist(),
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
+                **({} if self.best is None else {"best_step": self.best_step}),
+                **({"held_back": True} if self.held_back else {}),
             },
         )
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, in place."""
+    def restore(self, saved: Checkpoint, ended: bool = False) -> None:
+        """Continue from a checkpoint, in place; a run that has `ended` is only evaluated, without replay buffer."""
         learner, tensors, plain = self.learner, saved.tensors, saved.plain
         needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
         if missing := needed - tensors.keys():
@@ -357,8 +386,11 @@ class Training:
         learner.refresh()
         if "replay" in tensors:
             self.ring.restore(tensors["replay"])
-        elif plain["step"] < self.recipe.steps:  # a run that has all its steps is only evaluated again
+        elif plain["step"] < self.recipe.steps and not ended:
             raise UserError(f"{self.writer.path} cannot go on: its checkpoint has no replay buffer any more")
+        if "best" in tensors:
+            self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
+            self.best_step = plain["best_step"]
         loop = tensors["loop"]
         self.generator.set_state(loop["generator"])
         self.score[:] = loop["score"].numpy()
@@ -366,6 +398,8 @@ class Training:
         self.sums.copy_(loop["sums"])
         self.member.copy_(loop.get("member", torch.zeros_like(self.member)))
         shown = self.ring.frame[self.ring.open_slots].cpu().numpy() if "replay" in tensors else None
+        if self.ring.allowed is not None:
+            self.allowed = self.ring.allowed[self.ring.open_slots].cpu().numpy()
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()}, shown)
         pending = plain.get("pending")
         self.pending = None if pending is None else np.array(pending)
@@ -377,13 +411,15 @@ class Training:
         # Checkpoints of older versions did not count the frames of unseen presses.
         self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
-        learner.restarted = plain.get("restarted", 0)
+        learner.restarted, self.held_back = plain.get("restarted", 0), plain.get("held_back", False)
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
 
 
-def final_result(training: Training, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+def final_result(
+    training: Training, said: Mapping[str, Any], progress: Callable[[int], None] | None = None
+) -> dict[str, Any]:
     """Evaluate the final weights and a random policy, and say what was run on what."""
     recipe, start = training.recipe, time.monotonic()
     games = play_games(
@@ -415,6 +451,7 @@ def final_result(training: Training, progress: Callable[[int], None] | None = No
         "evaluation_epsilon": recipe.evaluation.epsilon,
         "evaluated_networks": recipe.explore.act_with,
         "training_return_10": mean_of_last(10, training.recent),
+        **said,
         **training.computes(),
         "wall_seconds": round(training.wall, 1),
         "evaluation_seconds": round(evaluation, 1),

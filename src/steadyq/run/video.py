@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ def record_game(
     best_of: int = 1,
     max_seconds: float = 60.0,
     epsilon: float | None = None,
+    networks: Literal["acting", "online", "target", "best"] = "acting",
 ) -> Game:
     """Write a video of the best of some full games, played as `steadyq evaluate` plays them; returns that game."""
     out = Path(out)
@@ -40,7 +41,7 @@ def record_game(
     within("epsilon", epsilon or 0.0, 0, 1)
     encoder()
     recipe = RunFolder(run).recipe
-    agent = load(run)
+    agent = load(run, networks=networks)
     games = play_games(
         greedy_policy(agent),
         recipe.env,

@@ -22,7 +22,7 @@ from torch import Tensor
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 from steadyq.run.digests import Running, Stamp, check_log, listed, mark, sealed, stamp
-from steadyq.run.files import LOGS, UNFINISHED, append_row, open_plain, remove, replace_text, sync
+from steadyq.run.files import LOGS, LONGER, UNFINISHED, append_row, open_plain, remove, replace_text, sync
 from steadyq.run.folder import RunFolder, read_tensors, run_mark
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -169,10 +169,17 @@ class Writer:
             writing.result()
 
     def drop_replay(self) -> None:
-        """Remove the replay buffer from the last checkpoint: a finished run no longer needs it."""
+        """Remove a large replay buffer from the last checkpoint: a finished run needs it only to be trained longer."""
         self.wait()
-        for checkpoint in self.folder.checkpoints():
-            (checkpoint / "replay.safetensors").unlink(missing_ok=True)
+        for file in self.folder.large_replays():
+            file.unlink(missing_ok=True)
+
+    def lengthen(self, steps: int) -> None:
+        """Let a run go on beyond its last step; what it was evaluated to be at that stays beside."""
+        result = self.path / "result.json"
+        if (found := self.folder.result) is not None:
+            os.replace(result, result.with_name(f"result-{found['steps']}.json"))
+        replace_text(self.path / LONGER, json.dumps(sealed({"steps": steps})) + "\n")
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""

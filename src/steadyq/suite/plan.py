@@ -56,7 +56,7 @@ class Entry:
 
     def look(self) -> State:
         """Take step and score from the folder, and the state if the run has come to an end."""
-        if (result := self.folder.result) is not None:
+        if (result := self.folder.result) is not None and self.folder.finished(self.run.recipe):
             self.state, self.score, self.step = "finished", result["mean_return"], result["steps"]
         elif (self.folder.path / "diverged").is_dir():
             self.state = "diverged"

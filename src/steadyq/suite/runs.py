@@ -12,6 +12,7 @@ import numpy as np
 
 from steadyq import envs
 from steadyq.envs import Protocol
+from steadyq.envs.modules import somebodys
 from steadyq.errors import UserError
 from steadyq.fields import flatten
 from steadyq.monitor.verdict import Thresholds, Verdict, judge
@@ -105,7 +106,9 @@ class Run:
         if self.meta is not None:
             return {}
         mine = flatten(self.recipe.to_dict())
-        env = "CartPole-v1" if _somebodys(self.recipe.env) else self.recipe.env
+        protocol = self.recipe.protocol
+        own = somebodys(self.recipe.env, protocol.wrappers)
+        env = envs.Environment("CartPole-v1" if own else self.recipe.env, () if own else protocol.kwargs)
         try:
             base = flatten(recipe_for(self.recipe.preset, env, self.recipe.scale).to_dict())
         except UserError:  # a preset of another version, or an environment that is not installed here
@@ -277,17 +280,12 @@ def _known(env: str) -> str:
         return env
 
 
-def _somebodys(env: str) -> bool:
-    """Whether its shapes come from a module, `module:Id-v0`: to read a stranger's run we import nothing of theirs."""
-    return ":" in env
-
-
 def actions(run: Run) -> int | None:
     """How many actions the environment has, if the run says so or it is one that this package itself brings."""
     recipe = run.recipe
     if run.meta is not None:
         return run.meta.get("actions")
-    if _somebodys(recipe.env):
+    if somebodys(recipe.env, recipe.protocol.wrappers):
         return None
     try:
         return envs.spec(recipe.env, recipe.protocol).num_actions

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal
 
-from steadyq.envs.modules import folder_of
+from steadyq.envs.modules import folders_of
 from steadyq.errors import UserError, printable
 from steadyq.recipe import Recipe
 from steadyq.run.loop import Interrupted, train
@@ -31,8 +31,8 @@ END = "# that is all\n"
 
 def search_path(recipe: Recipe) -> list[str]:
     """Where a run's process finds this package, and the module of the user's own environment if it has one."""
-    own = folder_of(recipe.env)
-    return [str(Path(__file__).parents[2]), *([str(own)] if own else [])]
+    own = folders_of(recipe.env, (*recipe.protocol.wrappers, recipe.network.factory))
+    return [str(Path(__file__).parents[2]), *map(str, own)]
 
 
 def isolated(environment: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def receive(stream: IO[str]) -> Recipe | None:
 def train_once(recipe: Recipe, folder: Path) -> tuple[Ending, str]:
     """Train or continue a run and say how it ended; only what nobody expected raises."""
     try:
-        train(recipe, run=folder)
+        train(recipe, run=folder, quiet=True)
     except Interrupted as stop:
         return "stopped", str(stop)
     except Diverged as error:

@@ -13,7 +13,7 @@ from steadyq.device.streams import Beside
 from steadyq.nets.ensemble import Ensemble
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
-from steadyq.value.operators import Operator, take
+from steadyq.value.operators import Operator, permitted, take
 from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
 
@@ -93,11 +93,16 @@ class Learner:
         z = self.ensemble.forward(params, observation)
         return Values(z, self.estimator.q(z))
 
+    def candidates(self, params: Params, batch: Batch) -> Values:
+        """Values at s', those of actions that the environment does not allow there at -inf."""
+        values = self.values(params, batch.next_observation)
+        return Values(values.z, permitted(values.q, batch.next_allowed))
+
     @torch.no_grad()
     def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values]:
         """Return what predictions are regressed towards, y[member, batch, atom], and the target networks at s'."""
-        target = self.values(self.target_low, batch.next_observation)
-        online = self.values(self.online_low, batch.next_observation) if self.operator.reads_online else target
+        target = self.candidates(self.target_low, batch)
+        online = self.candidates(self.online_low, batch) if self.operator.reads_online else target
         z_next = self.operator(online, target, batch, draw)
         return self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling), target
 
@@ -166,7 +171,7 @@ class Learner:
         return {
             "loss": (batch.weight * each).mean(),
             "q_taken": taken.mean(),
-            "q_max": q.max(-1).values.mean(),
+            "q_max": permitted(q, batch.allowed).max(-1).values.mean(),
             "q_spread": q.std(0, correction=0).mean(),
             "target": self.estimator.value(y).mean(),
             "clipped": self.estimator.held(y, self.ceiling).mean(),

@@ -41,6 +41,11 @@ def forbid_rewarded_action(q: Tensor, action: Tensor, rewarded: Tensor, active: 
     return q.masked_fill(taken & rewarded[:, None] & active, -torch.inf)
 
 
+def permitted(q: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return q with what the environment does not allow at -inf, `[..., batch, action] x [batch, action]`."""
+    return q if allowed is None else q.masked_fill(~allowed, -torch.inf)
+
+
 def exchange(a: Tensor, order: Tensor) -> Tensor:
     """Return for each member i the actions that member order[i] selected."""
     return a[order]
@@ -99,8 +104,10 @@ class Controlled:
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z_i(s', a*_pi(i)) of the target networks."""
-        q = target.q if self.selector == "target" else online.q
-        q = forbid_rewarded_action(q, batch.action, batch.rewarded, draw.forbid)
+        every = target.q if self.selector == "target" else online.q
+        q = forbid_rewarded_action(every, batch.action, batch.rewarded, draw.forbid)
+        if batch.next_allowed is not None:  # where the rewarded action is all that the environment allows, it is taken
+            q = torch.where(q.isneginf().all(-1, keepdim=True), every, q)
         return take(target.z, exchange(greedy(q), draw.order))
 
 

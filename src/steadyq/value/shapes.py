@@ -10,7 +10,7 @@ and loss run over them. `discount` already holds gamma^n and is zero where the t
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,13 @@ class Batch:
     index: Tensor  # [batch] where in the ring they lie
     stamp: Tensor  # [batch] which write put them there: a later update must not hit a newer transition
     rewarded: Tensor  # [batch] bool: was the action itself rewarded, whatever came in the n - 1 steps after it?
+    allowed: Tensor | None = None  # [batch, action] bool: what could be played at s, where an environment says so
+    next_allowed: Tensor | None = None  # [batch, action] bool: the same at s'
 
     def part(self, first: int, end: int) -> "Batch":
         """Some of the transitions."""
-        return Batch(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
+        every: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: each[first:end] for name, each in every.items() if each is not None})
 
 
 @dataclass(frozen=True)
