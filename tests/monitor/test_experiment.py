@@ -72,5 +72,4 @@ def test_stable_baselines3_runs_are_judged_as_the_page_says() -> None:
             assert run.meta is not None
             own = {name: value for name, value in {**case.settings, **case.changes}.items() if name != "policy_kwargs"}
             assert own.items() <= run.meta["parameters"].items(), run.path
-            if case.name in ("usual", "zoo", "no-target", "rate"):
-                assert others.judged(case, run)[0], run.path
+            assert others.judged(case, run)[0], run.path
