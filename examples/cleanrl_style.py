@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--path", default="runs/cleanrl")
     args = parser.parse_args(arguments)
-    gamma, batch_size, warmup, train_every, copy_every = 0.99, 128, 1000, 4, 500
+    gamma, batch_size, warmup, train_frequency, target_network_frequency = 0.99, 128, 1000, 4, 500
 
     random.seed(args.seed)
     np.random.seed(args.seed)
@@ -51,9 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
     target_network.load_state_dict(q_network.state_dict())
     optimizer = optim.Adam(q_network.parameters(), lr=args.learning_rate)
     replay: deque[tuple[np.ndarray, int, float, np.ndarray, bool]] = deque(maxlen=10_000)
+    own = {"train_frequency": train_frequency, "target_network_frequency": target_network_frequency, **vars(args)}
     monitor = sq.StabilityMonitor(  # monitor: 2
-        q_network, target_network, optimizer, gamma=gamma, path=args.path, env="CartPole-v1", seed=args.seed
-    )
+        q_network, target_network, optimizer, gamma=gamma, path=args.path, env="CartPole-v1", seed=args.seed,
+        parameters=own,
+    )  # fmt: skip
 
     obs, _ = env.reset(seed=args.seed)
     for step in range(args.steps):
@@ -68,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         replay.append((obs, action, float(reward), next_obs, terminated))
         obs = env.reset()[0] if terminated or truncated else next_obs
 
-        if step > warmup and step % train_every == 0:
+        if step > warmup and step % train_frequency == 0:
             sample = random.sample(replay, batch_size)
             o, a, r, n, d = (torch.as_tensor(np.array(part)) for part in zip(*sample, strict=True))
             with torch.no_grad():
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
             loss.backward()
             optimizer.step()
             monitor.update(o, a, r, n, d)  # monitor: 4
-            if step % copy_every == 0:
+            if step % target_network_frequency == 0:
                 target_network.load_state_dict(q_network.state_dict())
     env.close()
 

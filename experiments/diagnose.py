@@ -103,6 +103,7 @@ Healthy means stable, not good: `double_dqn` and `qr_dqn` are merely slow here.
 
 Rules and thresholds were set on other seeds and frozen before these were trained. All of it is small: five seeds, three
 small environments, small networks. On a task of your own take a finding as a place to look, and silence as no proof.
+[monitor.md](monitor.md) does the same for runs of Stable-Baselines3.
 
 ![The verdict in a report](verdict.png)
 

@@ -298,3 +298,8 @@ def test_restored_frames_are_the_current_ones():
 
 def test_frames_per_second():
     assert envs.frames_per_second("Atari/Pong", PROTOCOL) == 15
+
+
+def test_the_list_of_games_is_ale_pys():
+    multiplayer = {"combat", "joust", "maze_craze", "warlords"}
+    assert sorted(atari.games().values()) == sorted(set(roms.get_all_rom_ids()) - multiplayer)

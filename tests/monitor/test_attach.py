@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import steadyq as sq
 from steadyq import cli
-from steadyq.monitor.attach import StabilityMonitor, Tape
+from steadyq.monitor.attach import StabilityMonitor
 from steadyq.report.html import write_report
 from steadyq.suite.runs import read
 
@@ -121,27 +121,10 @@ def test_activations_in_place_make_no_difference(tmp_path: Path) -> None:
     assert rows[0]["layers"]["2"]["dormant_gradient"] >= 0.5
 
 
-def test_functional_activations_count_as_relu() -> None:
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(torch.relu(self.one(x)))
-
-    net, x = Functional(), torch.randn(5, 4)
-    with Tape(net) as tape:
-        net(x)
-    assert torch.equal(tape.activations()["one"], torch.relu(net.one(x)))
-    assert torch.equal(tape.features, torch.relu(net.one(x)))
-    assert tape.before_activation.keys() == {"one"}
-
-
 def test_quantiles_are_recognised(tmp_path: Path) -> None:
     torch.manual_seed(0)
     q = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 15), nn.Unflatten(1, (3, 5)))
-    row = watched(tmp_path / "run", q, q).update(*transitions())
+    row = watched(tmp_path / "run", q, q, quantiles=True).update(*transitions())
     assert row is not None
     z = q(transitions()[0])
     assert row["crossing"] == pytest.approx((z[..., 1:] < z[..., :-1]).float().mean().item(), rel=1e-5)
@@ -185,8 +168,8 @@ def test_the_example_adds_few_lines_and_its_folder_makes_a_report(
     assert bad.diagnostics[-1]["update_ratio"] is not None
     with pytest.raises(SystemExit):
         cli.main(["diagnose", str(tmp_path / "bad"), "--json"])
-    names = [finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]]
-    assert "violent updates" in names
+    found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert ["a lower learning_rate, now 0.5", ""] in found["violent updates"]["switches"]
 
 
 def missing(package: str) -> None:
@@ -260,6 +243,16 @@ def test_the_callback_goes_on_with_the_next_learn_and_refuses_what_has_no_q_netw
     model.learn(150, callback=callback, reset_num_timesteps=False)
     steps = [row["step"] for row in read(tmp_path / "parts").diagnostics]
     assert steps == pytest.approx([53, 100, 200, 300], abs=5)
+    model.save(tmp_path / "model.zip")
+    again = stable_baselines3.DQN.load(tmp_path / "model.zip", env=model.get_env())
+    again.learn(150, callback=StabilityCallback(tmp_path / "parts", every=100, batch=16), reset_num_timesteps=False)
+    run = read(tmp_path / "parts")
+    assert [row["step"] for row in run.diagnostics] == pytest.approx([53, 100, 200, 300, 400], abs=60)
+    assert run.recipe.preset == "sb3 DQN, learning_starts 50"
+    assert run.meta is not None
+    assert run.meta["parameters"]["target_update_interval"] == 10_000
+    with pytest.raises(sq.UserError, match="holds a watched run"):
+        model.learn(10, callback=StabilityCallback(tmp_path / "parts"))
     ppo = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(sq.UserError, match="not PPO: it has no Q-network"):
         ppo.learn(16, callback=StabilityCallback(tmp_path / "ppo"))
@@ -293,6 +286,69 @@ def test_a_loop_that_diverged_is_said_to_have_and_makes_a_page(
     said = capsys.readouterr().out
     assert "values or weights are no longer finite since step 8" in said
     assert "try a lower rate; a lower clip" in said  # not the names of our options
+
+
+def test_the_target_is_compared_at_every_update_after_a_row(tmp_path: Path) -> None:
+    """Copied after every update it is no target network; copied now and then it may be equal when a row is measured."""
+    for name, every in (("none", 1), ("copies", 4)):
+        q, target = network(0).eval(), network(1).eval()
+        target.load_state_dict(q.state_dict())
+        optimizer = torch.optim.SGD(q.parameters(), lr=0.01)
+        monitor = StabilityMonitor(
+            q,
+            target,
+            optimizer,
+            path=tmp_path / name,
+            every=32,
+            parameters={"lr": 0.01, "target_network_frequency": every},
+        )
+        for step in range(256):
+            monitor.step(1.0, step % 4 == 3)
+            optimizer.zero_grad()
+            q(transitions()[0]).square().mean().backward()
+            optimizer.step()
+            if step % every == every - 1:
+                target.load_state_dict(q.state_dict())
+            monitor.update(*transitions())
+    none, copies = read(tmp_path / "none"), read(tmp_path / "copies")
+    assert none.diagnostics[2]["target_same"] == 1
+    assert copies.diagnostics[2]["target_same"] == 0.25
+    assert [finding.name for finding in none.verdict().findings] == ["no target network"]
+    assert none.verdict().findings[0].advice() == "try a larger target_network_frequency, now 1 (slow targets)"
+    assert not copies.verdict().findings
+
+
+def test_a_folder_goes_on_from_a_checkpoint_of_yours(tmp_path: Path) -> None:
+    def loop(begin: int, end: int, **more: Any) -> None:
+        monitor = StabilityMonitor(network(0), network(1), path=tmp_path / "run", every=5, name="mine", **more)
+        for step in range(begin, end):
+            monitor.step(1.0, step % 4 == 3)
+            monitor.update(*transitions())
+
+    loop(0, 23)
+    with open(tmp_path / "run" / "diagnostics.jsonl", "a") as file:
+        file.write('{"step": 2')  # killed while it wrote
+    with pytest.raises(sq.UserError, match="holds a watched run: choose another path, or pass resume=STEPS"):
+        loop(0, 5)
+    with pytest.raises(sq.UserError, match="holds another run: seed is 0 there and 3 here"):
+        loop(12, 20, resume=12, seed=3)
+    loop(12, 31, resume=12)
+    run = read(tmp_path / "run")
+    assert [row["step"] for row in run.diagnostics] == [1, 5, 10, 15, 20, 25, 30]
+    assert [row["updates"] for row in run.metrics] == [
+        1,
+        5,
+        10,
+        13,
+        18,
+        23,
+        28,
+    ]
+    assert list(run.events.games[0]) == [4, 8, 12, 16, 20, 24, 28]
+    assert run.metrics[-1]["games"] == 7
+    assert run.diagnostics[3]["return_best"] is None  # no game has ended since
+    assert run.diagnostics[4]["return_best"] == run.diagnostics[2]["return_best"]
+    assert [event["step"] for event in sq.RunFolder(tmp_path / "run").events() if event["event"] == "resume"] == [12]
     write_report([tmp_path / "run"], tmp_path / "page.html")
 
 
@@ -314,3 +370,21 @@ def test_what_cannot_be_watched_is_refused_at_once(tmp_path: Path) -> None:
     single = StabilityMonitor(nn.Sequential(nn.Linear(4, 1)), path=tmp_path / "single")
     with pytest.raises(sq.UserError, match="single action"):
         single.update(torch.zeros(5, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5, 4), torch.zeros(5))
+
+
+def test_a_stable_baselines3_model_without_a_target_network_is_told_its_own_parameter(tmp_path: Path) -> None:
+    missing("stable_baselines3")
+    import stable_baselines3
+
+    from steadyq.monitor.integrations.sb3 import StabilityCallback
+
+    torch.set_num_threads(1)
+    for name, interval in (("none", 1), ("copies", 100)):
+        model = stable_baselines3.DQN(
+            "MlpPolicy", "CartPole-v1", learning_starts=100, train_freq=1, target_update_interval=interval, seed=0,
+            device="cpu", policy_kwargs={"net_arch": [16]},
+        )  # fmt: skip
+        model.learn(900, callback=StabilityCallback(tmp_path / name, every=100, batch=32))
+    (found,) = [each for each in read(tmp_path / "none").verdict().findings if each.name == "no target network"]
+    assert found.advice() == "try a larger target_update_interval, now 1 (slow targets)"
+    assert "no target network" not in [each.name for each in read(tmp_path / "copies").verdict().findings]

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from steadyq.suite.runs import read_runs
+
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "results" / "diagnose.tar.xz"
 
@@ -56,3 +58,18 @@ def test_monitor_cost_compares_on_with_off() -> None:
     assert [len(result["seconds"][which]) for which in ("on", "off")] == [1, 1]
     assert result["ratio"] > 0
     assert cost.table([result]).count("\n") == 2
+
+
+def test_stable_baselines3_runs_are_judged_as_the_page_says() -> None:
+    others = script("monitor_others")
+    page = (ROOT / "docs" / "monitor.md").read_text()
+    runs = {run.path.name: run for run in read_runs([others.ARCHIVE])}
+    assert page.split(others.BEGIN)[1].split(others.END)[0] == others.table(runs)
+    assert runs.keys() == {f"{case.name}-seed{seed}" for case in others.CASES for seed in case.seeds}
+    for case in others.CASES:
+        for seed in case.seeds:
+            run = runs[f"{case.name}-seed{seed}"]
+            assert run.meta is not None
+            own = {name: value for name, value in {**case.settings, **case.changes}.items() if name != "policy_kwargs"}
+            assert own.items() <= run.meta["parameters"].items(), run.path
+            assert others.judged(case, run)[0], run.path

@@ -12,7 +12,7 @@ from steadyq.report.html import write_report
 from steadyq.run.folder import RunFolder
 from steadyq.run.loop import train
 from steadyq.run.progress import SafeConsole, Terminal
-from steadyq.run.video import record_game
+from steadyq.run.video import encoder, record_game
 from steadyq.suite.tables import times_random
 
 ENV = "MinAtar/Breakout"
@@ -43,6 +43,7 @@ def run_demo(out: Path, *, steps: int | None = None, console: Console | None = N
     if finished:
         console.print(f"the demo in {out} has already finished; remove the folder to see it again")
     else:
+        encoder()  # if it is missing, not after minutes
         _introduce(recipe, console)
         train(recipe, run=folder.path, display=Terminal(console))
         console.print("filming a game ...")

@@ -53,10 +53,11 @@ class SweepOptions:
 
 def sweep(words: list[str]) -> int:
     """Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`."""
+    from steadyq import envs
     from steadyq.fields import within
     from steadyq.presets import recipe_for
 
-    words, settings = split_settings(spelt(words), recipe_for("steady", "MinAtar/Breakout"))
+    words, settings = split_settings(spelt(words), recipe_for("steady", envs.example()))
     options = parse(SweepOptions, words)
 
     from steadyq.suite.launch import launch, launcher_for

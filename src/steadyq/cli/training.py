@@ -31,6 +31,7 @@ class TrainOptions:
 
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
+    from steadyq import envs
     from steadyq.presets import recipe_for
 
     words = spelt(words)
@@ -45,7 +46,7 @@ def train(words: list[str]) -> int:
         given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
-    known = with_kinds(recipe_for("steady", "MinAtar/Breakout"), words)
+    known = with_kinds(recipe_for("steady", envs.example()), words)
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
@@ -56,7 +57,7 @@ def train(words: list[str]) -> int:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
     say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
-        env = Environment(given.env or "MinAtar/Breakout", tuple(kwargs), tuple(wrappers))
+        env = Environment(given.env or envs.example(), tuple(kwargs), tuple(wrappers))
         base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
     except UserError:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
@@ -65,7 +66,6 @@ def train(words: list[str]) -> int:
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
-    from steadyq import envs
     from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
     from steadyq.run.loop import introduction, rewarded_share, seconds_per_update

@@ -50,12 +50,12 @@ class TuneOptions:
 
 def tune(words: list[str]) -> int:
     """Search for a better recipe, several seeds a trial: `steadyq tune CartPole-v1 --trials 30`."""
+    from steadyq import envs
     from steadyq.presets import recipe_for
 
-    rest, settings = split_settings(words, recipe_for("steady", "MinAtar/Breakout"))
+    rest, settings = split_settings(words, recipe_for("steady", envs.example()))
     options = parse(TuneOptions, rest)
 
-    from steadyq import envs
     from steadyq.fields import within
     from steadyq.run.files import read_text, replace_text
     from steadyq.run.loop import Interrupted, seconds_per_update

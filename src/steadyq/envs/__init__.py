@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from types import ModuleType
@@ -27,6 +28,7 @@ __all__ = [
     "available",
     "canonical",
     "environment",
+    "example",
     "frames_per_second",
     "known",
     "make",
@@ -110,6 +112,11 @@ def frames_per_second(env: str, protocol: Protocol) -> float:
 
         return classic.frames_per_second(game, protocol)
     return 10.0 if backend == "minatar" else 15.0
+
+
+def example() -> str:
+    """Return an environment that can be asked for its shapes here, for options that do not depend on them."""
+    return "MinAtar/Breakout" if importlib.util.find_spec("minatar") else "CartPole-v1"
 
 
 def available() -> list[tuple[str, bool, str]]:

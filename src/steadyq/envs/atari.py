@@ -2,41 +2,63 @@
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import ale_py
 import numpy as np
-from ale_py import roms
 from numpy.typing import NDArray
 
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.protocol import Protocol
 from steadyq.envs.vector import EnvSpec
+from steadyq.errors import UserError
 
 _NOOP, _FIRE, _AFTER_FIRE = 0, 1, 2
-_MULTIPLAYER = {"combat", "joust", "maze_craze", "warlords"}
 _NO_LIMIT = 10**9
 _STRENGTH = [1.0]
 """Of the paddle, for the one environment of an emulator."""
 
 
+_ROMS = (
+    "adventure", "air_raid", "alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "atlantis2",
+    "backgammon", "bank_heist", "basic_math", "battle_zone", "beam_rider", "berzerk", "blackjack", "bowling",
+    "boxing", "breakout", "carnival", "casino", "centipede", "chopper_command", "crazy_climber", "crossbow",
+    "darkchambers", "defender", "demon_attack", "donkey_kong", "double_dunk", "earthworld", "elevator_action",
+    "enduro", "entombed", "et", "fishing_derby", "flag_capture", "freeway", "frogger", "frostbite", "galaxian",
+    "gopher", "gravitar", "hangman", "haunted_house", "hero", "human_cannonball", "ice_hockey", "jamesbond",
+    "journey_escape", "kaboom", "kangaroo", "keystone_kapers", "king_kong", "klax", "koolaid", "krull",
+    "kung_fu_master", "laser_gates", "lost_luggage", "mario_bros", "miniature_golf", "montezuma_revenge", "mr_do",
+    "ms_pacman", "name_this_game", "othello", "pacman", "phoenix", "pitfall", "pitfall2", "pong", "pooyan",
+    "private_eye", "qbert", "riverraid", "road_runner", "robotank", "seaquest", "sir_lancelot", "skiing",
+    "solaris", "space_invaders", "space_war", "star_gunner", "superman", "surround", "tennis", "tetris",
+    "tic_tac_toe_3d", "time_pilot", "trondead", "turmoil", "tutankham", "up_n_down", "venture", "video_checkers",
+    "video_chess", "video_cube", "video_pinball", "wizard_of_wor", "word_zapper", "yars_revenge", "zaxxon",
+)  # fmt: skip
+"""ale-py's single-player games: runs of them are read where it is not installed."""
+
+
 @functools.cache
 def games() -> dict[str, str]:
     """Return CamelCase name -> ROM name of every single-player game."""
-    names = {
-        "".join(part.capitalize() for part in rom.split("_")): rom
-        for rom in sorted(roms.get_all_rom_ids())
-        if rom not in _MULTIPLAYER
-    }
+    names = {"".join(part.capitalize() for part in rom.split("_")): rom for rom in _ROMS}
     names["TicTacToe3D"] = names.pop("TicTacToe3d")
     return names
+
+
+def _ale_py() -> Any:
+    try:
+        return importlib.import_module("ale_py")
+    except ImportError as missing:
+        raise UserError("Atari is not installed: pip install 'steadyq[atari]'") from missing
 
 
 @functools.cache
 def action_names(game: str, action_set: str) -> tuple[str, ...]:
     """Return the names of a game's actions, in the order of their numbers."""
+    ale_py = _ale_py()
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
     ale.loadROM(_rom(game))
@@ -46,7 +68,7 @@ def action_names(game: str, action_set: str) -> tuple[str, ...]:
 
 @functools.cache
 def _rom(game: str) -> Path:
-    path = roms.get_rom_path(games()[game])
+    path = _ale_py().roms.get_rom_path(games()[game])
     assert path is not None  # `games` lists the ROMs inside ale-py
     return Path(path)
 
@@ -100,7 +122,7 @@ class _Emulator:
         names = action_names(game, protocol.action_set)
         # The condition of Stable-Baselines3: a game without FIRE at 1, or with two actions, is left alone.
         self._fires = protocol.fire_reset and len(names) >= 3 and names[_FIRE] == "FIRE"
-        self._ale = ale_py.ALEVectorInterface(
+        self._ale = _ale_py().ALEVectorInterface(
             rom_path=_rom(game),
             num_envs=1,
             batch_size=0,
@@ -143,7 +165,7 @@ class _Emulator:
         return opening
 
     def send(self, action: int) -> None:
-        self._ale.send([action], _STRENGTH)  # type: ignore[arg-type]  # a list is taken, four times as fast
+        self._ale.send([action], _STRENGTH)  # a list is taken, four times as fast
 
     def receive(self) -> Outcome:
         frame, reward, over, _, info = self._ale.recv()

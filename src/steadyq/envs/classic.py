@@ -145,7 +145,9 @@ def pictures(game: str, protocol: Protocol, seed: int, actions: Sequence[int]) -
             for _ in replay(player, player.begin(seed), actions):
                 yield player.picture()
         except gymnasium.error.DependencyNotInstalled as missing:
-            raise UserError(f"drawing {game} needs a package that is not installed: {missing}") from missing
+            raise UserError(
+                f"drawing {game} needs a package that is not installed: {missing} (pygame is in 'steadyq[video]')"
+            ) from missing
 
 
 def frames_per_second(game: str, protocol: Protocol) -> float:

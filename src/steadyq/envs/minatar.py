@@ -35,7 +35,7 @@ def _module(game: str) -> ModuleType:
     # `import minatar` pulls in matplotlib and seaborn (seconds) for a window we never open; the games need numpy alone.
     package = importlib.util.find_spec("minatar")
     if package is None or not package.submodule_search_locations:
-        raise UserError("MinAtar is not installed: pip install MinAtar")
+        raise UserError("MinAtar is not installed: pip install 'steadyq[minatar]'")
     path = Path(package.submodule_search_locations[0]) / "environments" / f"{GAMES[game]}.py"
     found = importlib.util.spec_from_file_location(f"steadyq_minatar_{GAMES[game]}", path)
     assert found is not None

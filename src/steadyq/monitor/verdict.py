@@ -7,10 +7,11 @@ docs/diagnose.md shows on which runs the thresholds were set.
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+
+from steadyq.monitor.advice import in_their_words
 
 Row = Mapping[str, Any]
 Mechanism = Literal["operator", "estimator", "parameter"]
@@ -92,10 +93,9 @@ class Finding:
         """One sentence."""
         return f"{self.what} {self.when()}{self.against()} ({LEVELS[self.mechanism]})"
 
-    def in_words(self) -> "Finding":
-        """The same for somebody else's code: advice without the names of our options."""
-        said = ((why or re.sub(r"\b\w+\.(\w+)", r"\1", option), "") for option, why in self.switches)
-        return replace(self, switches=tuple(dict.fromkeys(said)))
+    def in_words(self, parameters: Mapping[str, Any]) -> "Finding":
+        """The same for somebody else's code: advice with the names of its parameters instead of our options."""
+        return replace(self, switches=in_their_words(self.switches, parameters))
 
     def advice(self) -> str:
         """What to try, or that everything offered is already switched on."""
@@ -199,6 +199,18 @@ def growth(rows: Sequence[Row], at: int) -> float | None:
     return float((now - then) / first / (rows[at]["step"] - rows[at - 1]["step"]) * 1000)
 
 
+def target_gap(rows: Sequence[Row], at: int) -> float | None:
+    """Distance of online and target values; 0 where the target was the online network at every update looked at.
+
+    A target that is copied between two updates is equal when the next begins and an update away when that is over. One
+    that is copied now and then may have been just before the row was measured, which says nothing.
+    """
+    gap, same = rows[at].get("target_gap_relative"), rows[at].get("target_same")
+    if same is None:
+        return gap
+    return 0.0 if same == 1 else gap or None
+
+
 def column(name: str) -> Figure:
     """The figure that stands in the row."""
     return lambda rows, at: rows[at].get(name)
@@ -243,7 +255,7 @@ RULES: tuple[Rule, ...] = (
         "no target network",
         "operator",
         "targets follow the online network at once",
-        column("target_gap_relative"),
+        target_gap,
         "target_gap",
         (("optim.tau 0.005", "slow targets"), ("optim.hard_copy_every 1000", "or copies now and then")),
         below=True,
@@ -381,12 +393,13 @@ def judge(
     *,
     thresholds: Thresholds | None = None,
     settings: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on a run; without `settings` it is somebody else's code, and advice comes without our options."""
+    """The verdict on a run; without `settings` it is somebody else's code, and advice speaks of its `parameters`."""
     thresholds = thresholds or Thresholds()
     found = findings(diagnostics, events, thresholds=thresholds, settings=settings)
     if settings is None:
-        found = [finding.in_words() for finding in found]
+        found = [finding.in_words(parameters or {}) for finding in found]
     return Verdict(tuple(found), len(diagnostics), len(diagnostics) >= thresholds.rows)
 
 

@@ -1,5 +1,6 @@
 """Figures for pages that cannot be interactive: panels of curves with their interval over seeds, as SVG, PNG or PDF."""
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,7 @@ def compare(
             known = sorted({"step", *(name for run in everyone for name in run.metrics.columns)})
             raise UserError(f"no run has {column!r}: choose among {', '.join(known)}")
 
-    import matplotlib
-
+    matplotlib = drawing()
     with matplotlib.rc_context(STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -95,6 +95,14 @@ def compare(
         )
         figure.supxlabel(_statement(everyone, variants), x=0.01, ha="left", fontsize=7.5, color="#555555")
         save(figure, out)
+
+
+def drawing() -> Any:
+    """matplotlib, or one line saying how to get it; pages draw their charts without."""
+    try:
+        return importlib.import_module("matplotlib")
+    except ImportError as missing:
+        raise UserError("a figure needs the extra: pip install 'steadyq[figures]'") from missing
 
 
 def save(figure: Any, out: Path) -> None:

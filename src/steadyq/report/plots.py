@@ -12,7 +12,18 @@ import numpy as np
 
 from steadyq.errors import UserError
 from steadyq.report.curves import series, step_grid
-from steadyq.report.figures import AXES, FORMATS, STYLE, colour, dashes, draw_curve, finish_axes, save, thousands
+from steadyq.report.figures import (
+    AXES,
+    FORMATS,
+    STYLE,
+    colour,
+    dashes,
+    draw_curve,
+    drawing,
+    finish_axes,
+    save,
+    thousands,
+)
 from steadyq.report.spikes import spike_map
 from steadyq.report.words import shown_name
 from steadyq.run.progress import plural
@@ -55,8 +66,7 @@ def draw_curves(
     across = len(games) + max(map(len, beside)) if len(games) <= MOST_IN_A_ROW else ACROSS
     heights = [-(-(len(games) + len(extra)) // across) for extra in beside]
 
-    import matplotlib
-
+    matplotlib = drawing()
     with matplotlib.rc_context(STYLE):
         figure, panels = _figure(sum(heights), across)
         for block, column in enumerate(drawn):
@@ -92,8 +102,7 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
     across = 3 if len(maps) % 3 == 0 else min(len(maps), 4)
     high = max(float(values[np.isfinite(values)].max(initial=1.01)) for values in (each.mean for each in maps.values()))
 
-    import matplotlib
-
+    matplotlib = drawing()
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         from matplotlib.colors import LogNorm
 

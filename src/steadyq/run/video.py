@@ -1,11 +1,12 @@
 """A game as a video: played once for its actions, then rebuilt from its seed and drawn."""
 
 import contextlib
+import importlib
 import secrets
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +39,7 @@ def record_game(
     within("best_of", best_of, 1)
     within("max_seconds", max_seconds, 0.1)
     within("epsilon", epsilon or 0.0, 0, 1)
+    encoder()
     recipe = RunFolder(run).recipe
     agent = load(run, networks=networks)
     games = play_games(
@@ -56,13 +58,20 @@ def record_game(
     return best
 
 
+def encoder() -> Any:
+    """imageio-ffmpeg, or one line saying how to get it."""
+    try:
+        return importlib.import_module("imageio_ffmpeg")
+    except ImportError as missing:
+        raise UserError("a video needs the extra: pip install 'steadyq[video]'") from missing
+
+
 def write_video(pictures: Iterable[np.ndarray], out: Path, fps: float) -> None:
     """Encode RGB pictures [height, width, 3] with the ffmpeg that imageio-ffmpeg carries.
 
     It takes the file's name for an option or a protocol unless that begins at the root.
     """
-    import imageio_ffmpeg
-
+    imageio_ffmpeg = encoder()
     pictures = iter(pictures)
     first = next(pictures)
     height, width = first.shape[:2]

@@ -128,7 +128,10 @@ class Run:
     def verdict(self, thresholds: Thresholds | None = None) -> Verdict:
         """What is unstable in it, if it was measured."""
         settings = flatten(self.recipe.to_dict()) if self.meta is None else None
-        return judge(self.diagnostics, self.events.diverged, thresholds=thresholds, settings=settings)
+        parameters = (self.meta or {}).get("parameters")
+        return judge(
+            self.diagnostics, self.events.diverged, thresholds=thresholds, settings=settings, parameters=parameters
+        )
 
 
 def read(path: Path | str, logs: bool = True) -> Run:
@@ -237,12 +240,17 @@ def _simple(value: Any) -> bool:
     return value is None or isinstance(value, str) or type(value) is int
 
 
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | bool) or is_number(value)
+
+
 def _stand_in(meta: Mapping[str, Any], file: Path) -> Recipe:
     """A recipe that carries the few things every run has."""
     for names, fits, kind in (
         (("env", "name", "evaluation"), _is_text, "text"),
         (("seed", "steps", "actions"), _is_count, "whole number"),
         (("protocol",), lambda value: isinstance(value, dict), "table"),
+        (("parameters",), lambda value: isinstance(value, dict) and all(map(_plain, value.values())), "table of words"),
     ):
         for name in names:
             if meta.get(name) is not None and not fits(meta[name]):

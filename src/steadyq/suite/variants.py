@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from steadyq import envs
 from steadyq.errors import UserError
 from steadyq.fields import flatten
 from steadyq.presets import steady
@@ -126,7 +127,7 @@ def brief(name: str) -> str:
 
 @cache
 def _leaves() -> Counter[str]:
-    fields = flatten(steady("MinAtar/Breakout").to_dict())
+    fields = flatten(steady(envs.example()).to_dict())
     return Counter(name.rpartition(".")[2] for name in fields)
 
 

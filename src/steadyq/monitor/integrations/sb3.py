@@ -1,5 +1,6 @@
 """Stable-Baselines3 DQN and sb3-contrib QR-DQN: `model.learn(10_000, callback=StabilityCallback("runs/sb3"))`."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,19 @@ except ImportError:
 class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines3 is untyped where it is missing
     """Writes diagnostics of a DQN or QR-DQN model while it learns, on its own batch from the model's replay buffer.
 
-    The model learns exactly as without it: the batch is drawn with its own random numbers.
+    The model learns exactly as without it: the batch is drawn with its own random numbers. The run is called by the
+    parameters in which the model departs from its class, unless it has a `name`. A model that was loaded and learns on
+    (`reset_num_timesteps=False`) goes on in the same folder.
     """
 
-    def __init__(self, path: Path | str, *, every: int = 1000, batch: int = 128, env: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, path: Path | str, *, every: int = 1000, batch: int = 128, name: str = "", env: str = "", seed: int = 0
+    ) -> None:
         super().__init__()
         within("every", every, 1)
         within("batch", batch, 2)
         self.path, self.every, self.batch, self.env_name, self.seed = path, every, batch, env, seed
+        self.run_name = name
         self.monitor: StabilityMonitor | None = None
         self.watched: Any = None
 
@@ -48,6 +54,7 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
         )
         envs = self.training_env
         spec = envs.get_attr("spec")[0]
+        settings = parameters(model)
         self.monitor = StabilityMonitor(
             online,
             target,
@@ -57,9 +64,12 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
             every=self.every,
             lanes=envs.num_envs,
             values=_quantiles_last if quantile else None,
-            name=f"sb3 {type(model).__name__}",
+            quantiles=quantile,
+            parameters=settings,
+            name=self.run_name or _called(model, settings),
             env=self.env_name or (spec.id if spec else type(envs).__name__),
             seed=self.seed if model.seed is None else model.seed,
+            resume=model.num_timesteps or None,
         )
 
     def _on_step(self) -> bool:
@@ -82,6 +92,32 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
         finally:
             np.random.set_state(state)
         return data.observations, data.actions, data.rewards, data.next_observations, data.dones
+
+
+PARAMETERS = (
+    *("learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq", "gradient_steps"),
+    *("target_update_interval", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"),
+    "max_grad_norm",
+)
+
+
+def parameters(model: Any) -> dict[str, Any]:
+    """The model's parameters by the names of its class; of a learning rate that changes, the present one."""
+    found = {name: getattr(model, name) for name in PARAMETERS if hasattr(model, name)}
+    if callable(found.get("learning_rate")):
+        found["learning_rate"] = float(model.policy.optimizer.param_groups[0]["lr"])
+    every = found["train_freq"]
+    if not isinstance(every, int):
+        unit = every.unit.value
+        found["train_freq"] = every.frequency if unit == "step" else f"{every.frequency} {unit}"
+    return found
+
+
+def _called(model: Any, settings: dict[str, Any]) -> str:
+    """The class and what departs from its defaults."""
+    usual = {name: each.default for name, each in inspect.signature(type(model).__init__).parameters.items()}
+    changes = (f"{name} {value}" for name, value in settings.items() if name in usual and usual[name] != value)
+    return ", ".join([f"sb3 {type(model).__name__}", *changes])
 
 
 def _quantiles_last(network: nn.Module, observation: Tensor) -> Tensor:
