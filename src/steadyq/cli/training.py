@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from steadyq.cli.brief import train_help
 from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
 from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
 from steadyq.envs.factories import Environment
@@ -36,9 +37,10 @@ def train(words: list[str]) -> int:
     first.add_argument("env", nargs="?")
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
-    helping = "-h" in words or "--help" in words
+    brief, helping = {*words} & {"-h", "--help"}, {*words} & {"-h", "--help", "--help-all"}
+    words = ["--help" if word == "--help-all" else word for word in words]
     try:
-        given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help")])
+        given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help", "--help-all")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
     known = with_kinds(recipe_for("steady", "MinAtar/Breakout"), words)
@@ -55,19 +57,25 @@ def train(words: list[str]) -> int:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
     base = with_kinds(base, words)
+    if brief:
+        train_help(base)
+        return 0
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
     from steadyq import envs
     from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
-    from steadyq.run.loop import introduction, rewarded_share, seconds_per_update
+    from steadyq.run.loop import introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
+    from steadyq.run.sinks import wandb_module
 
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
     folder.check(recipe)
+    if recipe.record.wandb:
+        wandb_module()
     display = Terminal(OUT)
 
     if not folder.finished(recipe):
@@ -78,26 +86,26 @@ def train(words: list[str]) -> int:
         updates = recipe.updates
         each = seconds_per_update(recipe, spec)
         digits = 1 if each < 0.1 else 0
-        OUT.print(
+        display.note(
             f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
             f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:,.{digits}f} ms an update"
         )
         if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
-            OUT.print(
-                f"[yellow]note:[/] {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
+            display.note(
+                f"note: {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
                 f"action dictates {'every' if spec.num_actions == 2 else 'most'} bootstrap action"
                 f"{'s' * (spec.num_actions > 2)} and Q becomes the value of a restricted policy; "
-                f"compare with --operator.forbid auto",
-                markup=True,
+                f"compare with --operator.forbid auto"
             )
-        OUT.print(f"writing to {path}\n")
+        if said := never_learns(recipe):
+            display.note(said)
+        display.note(f"writing to {path}\n")
     code = stoppable(lambda: run_training(recipe, run=path, display=display))
     if code == 0:
         word = shlex.quote(str(path))
         OUT.print(f"result   {path}/result.json")
-        OUT.print(
-            f"next     steadyq report {word}   |   steadyq play {word} --out game.mp4   |   steadyq evaluate {word}"
-        )
+        for line in (f"report {word}", f"play {word} --out game.mp4", f"evaluate {word}"):
+            OUT.print(f"{'next' if line.startswith('report') else '':<8} steadyq {line}")
     return code
 
 
@@ -173,6 +181,7 @@ def evaluate(words: list[str]) -> int:
         f"({said}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
         f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})",
         markup=True,
+        soft_wrap=not OUT.is_terminal,
     )
     if options.json:
         record = {
