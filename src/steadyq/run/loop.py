@@ -385,7 +385,8 @@ class Session:
 
         self._finite()
         try:
-            found = self.interim.play(training.agent(), training.step_count, asked_to_stop)
+            with training.paused():
+                found = self.interim.play(training.agent(), training.step_count, asked_to_stop)
         except (_StopNow, BadEnvironment) as reason:
             self.writer.save(training.checkpoint(), training.step_count)
             if isinstance(reason, BadEnvironment):
