@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := demo
 
-.PHONY: demo test faults lint types unit install develop clean
+.PHONY: demo test faults mutants lint types unit install develop clean
 
 install: $(VENV)/installed
 
@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/developing: $(VENV)/installed
-	@$(PIP) --editable '.[dev,procgen,sb3,cluster]'
+	@$(PIP) --editable '.[dev,procgen,sb3,cluster,onnx,hub]'
 	@touch $@
 
 demo: $(VENV)/installed
@@ -31,6 +31,9 @@ test: lint types unit
 faults: $(VENV)/developing
 	$(BIN)/python -m tests.faults $(FAULTS)
 
+mutants: $(VENV)/developing
+	$(BIN)/python tests/mutants.py $(MUTANTS)
+
 lint: $(VENV)/developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,7 +42,7 @@ types: $(VENV)/developing
 	$(BIN)/mypy
 
 unit: $(VENV)/developing
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) $(DEMO) runs build

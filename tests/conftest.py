@@ -1,13 +1,21 @@
-"""Reports that tests leave behind for people to look at, listed at the end of the test run."""
+"""What all tests share: signals as a terminal has them, and reports left behind for people to look at."""
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(os.environ.get("STEADYQ_TEST_REPORTS") or Path(__file__).parents[1] / "build" / "reports")
-written: list[Path] = []
+STARTED = time.time()
+
+
+def pytest_configure() -> None:
+    """In the background or under nohup signals come ignored, and a run leaves them so."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -16,14 +24,13 @@ def report_path() -> Callable[[str], Path]:
 
     def path(name: str) -> Path:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        written.append(FOLDER / name)
-        return written[-1]
+        return FOLDER / name
 
     return path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [path for path in written if path.is_file()]
+    reports = [path for path in sorted(FOLDER.glob("*")) if path.is_file() and path.stat().st_mtime >= STARTED]
     if reports:
         terminalreporter.section("reports to look at")
         for path in reports:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,24 @@ def test_tables_of_times_are_what_their_command_prints(
         with pytest.raises(SystemExit):
             main(command.split())
         assert capsys.readouterr().out in text
+
+
+PROMISES = (ROOT / "docs" / "promises.md").read_text()
+
+
+def test_promises_are_held_by_tests_that_exist() -> None:
+    named = set(re.findall(r"`(tests/\S+\.py)::(\w+)", PROMISES))
+    assert len(named) > 50
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
+
+
+@pytest.mark.parametrize("words", [("-m", "tests.faults"), ("tests/mutants.py",)])
+def test_counts_of_faults_and_mutants_are_those_of_the_results(words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, *words, "--show"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for part in done.stdout.split("\n\n"):
+        assert part.strip() in PROMISES
+    assert "not explained" not in PROMISES
 
 
 def test_links_in_documents_lead_somewhere() -> None:

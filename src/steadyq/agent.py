@@ -9,14 +9,19 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.build import acting_for, device_for, ensemble_for, estimator_for
+from steadyq.envs.described import from_data
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 from steadyq.nets import Ensemble
-from steadyq.run.folder import RunFolder
+from steadyq.recipe import Recipe
+from steadyq.run.folder import RunFolder, read_table
 from steadyq.value.acting import Acting, Mean
 from steadyq.value.estimators import Estimator
 from steadyq.value.operators import permitted
 from steadyq.value.shapes import Params
+
+ENVIRONMENT = "environment.json"
+"""In a shared folder: the environment's shapes and names, for where its package is not installed."""
 
 
 class Agent:
@@ -103,7 +108,7 @@ def load(
     recipe = folder.recipe.override({"compute.device": device})
     if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
         recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})
-    spec = envs.spec(recipe.env, recipe.protocol)
+    spec = _spec(folder, recipe)
     params, step = folder.weights(recipe.explore.act_with if networks == "acting" else networks)
     where = device_for(recipe)
     params = {name: p.to(where) for name, p in params.items()}
@@ -116,3 +121,11 @@ def load(
             f"{found.get(name)}"
         )
     return Agent(ensemble, estimator_for(recipe), params, spec, step, acting_for(recipe, training=False))
+
+
+def _spec(folder: RunFolder, recipe: Recipe) -> EnvSpec:
+    """The environment as a shared folder describes it, else as it says itself."""
+    described = folder.path / ENVIRONMENT
+    return (
+        from_data(read_table(described), described) if described.is_file() else envs.spec(recipe.env, recipe.protocol)
+    )

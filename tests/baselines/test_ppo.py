@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from waiting import until
 
 from steadyq import cli
 from steadyq.baselines.ppo import Impala, Ppo, train_ppo
@@ -52,7 +52,6 @@ def test_impala_is_the_published_network() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.timeout(400)
 def test_a_killed_run_continues_to_the_same_end_and_is_read_like_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,10 +59,7 @@ def test_a_killed_run_continues_to_the_same_end_and_is_read_like_any_run(
     folder = RunFolder(tmp_path / "sweeps" / "ppo" / "Procgen-CoinRun-seed0")
     with open("words.txt", "w") as file:
         process = subprocess.Popen([sys.executable, "-m", "steadyq", *WORDS], stdout=file, stderr=file)
-    end = time.monotonic() + 200
-    while not folder.checkpoints() and process.poll() is None:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: folder.checkpoints() or process.poll() is not None)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, Path("words.txt").read_text()
     code, said, _ = run(WORDS, capsys)

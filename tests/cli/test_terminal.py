@@ -61,6 +61,14 @@ def test_a_mistake_is_one_line_whatever_it_repeats() -> None:
     assert str(UserError("a  plain text")) == "a  plain text"
 
 
+@pytest.mark.parametrize("command", ["report", "compare", "diagnose", "evaluate", "sweep"])
+def test_a_name_too_long_for_a_file_is_one_line_not_all_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "9" * 5000) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < 1100
+
+
 def test_a_console_shows_what_it_is_given_and_keeps_its_own_colours() -> None:
     out = io.StringIO()
     console = SafeConsole(file=out, force_terminal=True, color_system="standard", width=200)

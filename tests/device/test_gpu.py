@@ -19,6 +19,7 @@ from steadyq.device.kernels import adam, launch, trunk
 from steadyq.device.kernels.convolution import conv_reference
 from steadyq.device.kernels.pooling import max_pool, max_pool_reference
 from steadyq.device.kernels.tiles import Config
+from steadyq.device.kernels.triton import compiling_ahead
 from steadyq.device.streams import Beside
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.nets import Impala, ResNet
@@ -497,3 +498,24 @@ def test_updates_of_the_bench_are_captured(case: Case) -> None:
     assert learner.updates == 6
     for name, p in learner.online.items():
         assert not torch.equal(before[name], p), name
+
+
+def test_kernels_compiled_ahead_are_those_that_run() -> None:
+    """A pass that only compiles leaves the numbers of the next one alone, and nothing to compile for it."""
+    case = Case(2, 1, capacity=100)
+
+    def parameters(ahead: bool) -> list[torch.Tensor]:
+        learner, ring = case.learner("kernels", torch.bfloat16, CUDA), case.ring(CUDA)
+        draw = DrawLayout(2, 32).plain(CUDA, uniform=np.random.default_rng(0).random(32))
+        batch = ring.sample(draw)
+        if ahead:
+            other = case.learner("kernels", torch.bfloat16, CUDA)
+            with compiling_ahead(CUDA):
+                other.update(batch, draw)
+        learner.update(batch, draw)
+        return list(learner.online.values())
+
+    torch.manual_seed(0)
+    first = parameters(ahead=True)
+    torch.manual_seed(0)
+    assert all(map(torch.equal, first, parameters(ahead=False)))

@@ -35,7 +35,7 @@ class PlainAtari:
     def reset(self) -> None:
         self.total = 0.0
         self.ale.reset_game()
-        self.screen = self.ale.getScreenRGB()
+        self.screen, self.gray = self.ale.getScreenRGB(), self.ale.getScreenGrayscale()
         if self.fires:
             self.skip(1)
             self.skip(2)
@@ -43,12 +43,13 @@ class PlainAtari:
     def skip(self, action: int) -> float:
         reward = 0.0
         for _ in range(4):
-            before = self.ale.getScreenRGB()
+            before, gray = self.ale.getScreenRGB(), self.ale.getScreenGrayscale()
             given = self.ale.act(self.actions[action])
             reward, self.total = reward + given, self.total + given
             if self.ale.game_over():
                 return reward
         self.screen = np.maximum(before, self.ale.getScreenRGB())
+        self.gray = np.maximum(gray, self.ale.getScreenGrayscale())
         return reward
 
     def step(self, action: int) -> tuple[float, bool, bool]:
@@ -62,13 +63,24 @@ class PlainAtari:
         return reward, over or lost, over
 
 
-@pytest.mark.parametrize(("game", "rom", "steps"), [("Breakout", "breakout", 400), ("BankHeist", "bank_heist", 250)])
+def as_bright(frame: np.ndarray, screen: np.ndarray) -> bool:
+    """A smaller picture of a screen is as bright as it is, in its upper and its lower half."""
+    assert frame.shape == (1, 1, 84, 84)
+    halves = [(picture[: len(picture) // 2], picture[len(picture) // 2 :]) for picture in (frame[0, 0], screen)]
+    return all(abs(float(mine.mean()) - float(theirs.mean())) < 1 for mine, theirs in zip(*halves, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("game", "rom", "steps"),
+    [("Breakout", "breakout", 400), ("BankHeist", "bank_heist", 250), ("MsPacman", "ms_pacman", 30)],
+)
 def test_a_whole_game_equals_the_plain_emulator(game, rom, steps):
     env = make(game, noop_max=0)
-    env.reset()
+    first = env.reset()
     seed = int(env.game_seed()[0])
     plain = PlainAtari(rom)
     plain.reset()
+    assert as_bright(first, plain.gray)
     draw = np.random.default_rng(3)
     actions, screens = [], [plain.screen]
     for _ in range(steps):
@@ -78,6 +90,7 @@ def test_a_whole_game_equals_the_plain_emulator(game, rom, steps):
         assert (step.reward[0], step.terminated[0], step.game_over[0]) == expected
         if step.game_over[0]:
             break
+        assert as_bright(step.frame, plain.gray)
         screens.append(plain.screen)
     rebuilt = list(envs.render(f"Atari/{game}", dataclasses.replace(PROTOCOL, noop_max=0), seed, actions))
     assert len(rebuilt) == len(actions) + 1
@@ -160,6 +173,12 @@ def test_fire_is_pressed_for_the_agent_in_every_life():
     idle = np.zeros(1, np.int64)
     assert sum(pressed.step(idle).terminated[0] for _ in range(250)) >= 5
     assert not any(waiting.step(idle).terminated[0] for _ in range(250))
+
+
+def test_a_game_that_is_over_before_its_first_step_begins_without_presses():
+    pressed, plain = (make("Breakout", noop_max=0, max_frames=4, fire_reset=fire) for fire in (True, False))
+    assert np.array_equal(pressed.reset(), plain.reset())
+    assert pressed.step(np.zeros(1, np.int64)).truncated[0]
 
 
 @pytest.mark.parametrize("game", ["Pong", "Freeway"])

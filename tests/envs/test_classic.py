@@ -13,7 +13,7 @@ from steadyq import Agent, Recipe, envs, presets
 from steadyq.build import ensemble_for, estimator_for
 from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
-from steadyq.envs.spaces import Observations
+from steadyq.envs.spaces import Observations, short
 from steadyq.errors import UserError
 
 PROTOCOL = envs.protocol_for("CartPole-v1")
@@ -352,3 +352,17 @@ def test_close_closes():
     game._env.close = lambda: closed.append(True)
     game.close()
     assert closed
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("x" * 78, f"'{'x' * 78}'"),
+        ("x" * 79, f"'{'x' * 76}..."),
+        ([1, {"a":  2}], "[1, {'a': 2}]"),
+        (np.zeros(4), "array([0., 0., 0., 0.])"),
+        (np.zeros((5, 1)), "an array of shape (5, 1)"),
+    ],
+)  # fmt: skip
+def test_what_an_environment_gave_is_repeated_in_a_few_words(value, words):
+    assert short(value) == words

@@ -197,6 +197,17 @@ def test_restore_replays_lives_too_and_goes_on_with_the_next_number():
     assert env.state()["seed"].tolist() == again.state()["seed"].tolist()
 
 
+@pytest.mark.parametrize(("off", "left"), [(0.0, []), (1e-6, []), (0.01, [1])])
+def test_a_game_that_shows_something_else_than_before_is_abandoned(off, left):
+    env = vector(Script("......"), Script("......"))
+    env.reset()
+    shown = play(env, 3)[-1].frame
+    shown[1] *= 1 + off
+    again = vector(Script("......"), Script("......"))
+    again.restore(env.state(), shown)
+    assert again.abandoned() == left
+
+
 def test_state_is_a_snapshot():
     env = vector(Script("...."))
     env.reset()

@@ -170,6 +170,13 @@ def test_spec():
     assert (spec.num_actions, len(spec.action_names), spec.lanes) == (15, 15, 128)
 
 
+def test_wrong_number_of_actions_is_refused():
+    env = make(lanes=2)
+    env.reset()
+    with pytest.raises(ValueError, match="3 actions for 2 lanes"):
+        env.step(np.zeros(3, np.int64))
+
+
 def test_missing_package(monkeypatch):
     def absent(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}")

@@ -41,6 +41,9 @@ def test_atari_100k_as_the_paper_plays_it():
     }
 
 
+LARGEST = ("max_frames", "train_levels", "train_start_level", "test_levels", "test_start_level")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -50,6 +53,7 @@ def test_atari_100k_as_the_paper_plays_it():
         ("noop_max", -1, "protocol.noop_max is -1; it must be between 0 and"),
         ("sticky", 1.5, "protocol.sticky is 1.5; it must be between 0 and 1"),
         ("max_frames", -1, "protocol.max_frames is -1; it must be between 0 and"),
+        *[(name, 2**31, f"protocol.{name} is 2147483648; it must be between 0 and 2147483647") for name in LARGEST],
         ("action_set", "some", "protocol.action_set is 'some'; it must be one of minimal, full"),
         ("reward", "clip", "protocol.reward is 'clip'; it must be one of raw, sign"),
         ("name", "nintendo", "protocol.name is 'nintendo'; it must begin with one of atari, minatar"),

@@ -55,7 +55,7 @@ columns = ["return_10"]
 """
 
 
-def fuzz(number: int, seed: int, place: Path) -> Count:
+def fuzz(number: int, seed: int | str, place: Path) -> Count:
     """So many inputs: half recipes, two fifths studies, the rest commands in processes of their own."""
     count, rng = Count("fuzzed inputs"), random.Random(f"{seed} fuzz")
     recipe = presets.steady("CartPole-v1").to_toml()

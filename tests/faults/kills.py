@@ -11,7 +11,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -263,8 +263,6 @@ def _wait_for_workers(out: Path, count: Count, seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def kill(kills: int, seed: int, place: Path, backends: dict[str, float]) -> Iterator[Count]:
-    """Share the kills out over backends, `sweep` among them."""
-    for backend, share in backends.items():
-        number = max(1, round(kills * share))
-        yield kill_sweeps(number, seed, place) if backend == "sweep" else kill_runs(backend, number, seed, place)
+def kill(backend: str, kills: int, seed: int, place: Path) -> Count:
+    """Kill runs of a backend, or a sweep, so many times."""
+    return kill_sweeps(kills, seed, place) if backend == "sweep" else kill_runs(backend, kills, seed, place)

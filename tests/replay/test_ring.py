@@ -314,3 +314,7 @@ def test_uniform_draws_ignore_priorities_and_carry_no_weight() -> None:
     assert share.sum() == 1.0
     torch.testing.assert_close(share, torch.full((len(kept),), 1 / len(kept)), rtol=0, atol=0.01)
     assert batch.weight.eq(1).all()
+    few = [world.ring.uniformly(9, np.random.default_rng(seed), drawn(1)).index.tolist() for seed in (0, 1, 1)]
+    assert few[0] != few[1] == few[2]
+    assert max(few[1]) > kept[len(kept) // 2]  # new ones among them
+    assert min(few[1]) < kept[len(kept) // 2]

@@ -24,7 +24,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-PATIENCE = 60.0
+PATIENCE = 1800.0
 
 
 def executable() -> str | None:
@@ -149,10 +149,10 @@ class Browser:
         try:
             self._session = None
             self("Browser.close")
-            self.process.wait(10)
+            self.process.wait(PATIENCE)
         except (OSError, RuntimeError, TimeoutError, subprocess.TimeoutExpired):
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait()
         finally:
             os.close(self._out)
             os.close(self._in)

@@ -20,6 +20,8 @@ from steadyq.report.sweep import write_sweep_report
 from steadyq.run.files import NO_VERIFY
 from steadyq.suite.study import find_study, run_name
 
+pytestmark = pytest.mark.hostile
+
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 WRONG = (SCRIPT, None, {"a": SCRIPT}, float("inf"), 10**400)
 HACKED = "typeof window.hacked"

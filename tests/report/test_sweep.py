@@ -220,12 +220,15 @@ def test_variants_are_held_against_the_best_on_each_game(tmp_path: Path) -> None
     assert (training.title, evaluation.title) == ("Final training return", "Evaluation score")  # type: ignore[union-attr]
 
 
-def test_a_figure_of_a_column_that_no_run_has_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "said"), [("q_takn", "'q_takn': did you mean 'q_taken'"), ("", "''"), ("two\nlines", "'two")]
+)
+def test_a_figure_of_a_column_that_no_run_has_is_refused(column: str, said: str, tmp_path: Path) -> None:
     study = dataclasses.replace(
-        find_study("ensemble-size").changed(seeds=1, games=["MinAtar/Breakout"]), columns=("q_takn",)
+        find_study("ensemble-size").changed(seeds=1, games=["MinAtar/Breakout"]), columns=(column,)
     )
     out = make_up(study, tmp_path / "s", lambda run: 1.0)
-    with pytest.raises(UserError, match="no run has the figure's column 'q_takn': did you mean 'q_taken'"):
+    with pytest.raises(UserError, match=f"no run has the figure's column {said}"):
         write_sweep_report(out)
     assert not (out / "report").exists()
 

@@ -18,6 +18,8 @@ from steadyq import cli
 from steadyq.envs import BadEnvironment
 from steadyq.run.progress import Display
 
+pytestmark = pytest.mark.environments
+
 SMALL = {
     "ensemble.members": 2,
     "network.hidden": (16,),
@@ -162,9 +164,14 @@ def test_a_fault_before_the_first_step_and_in_evaluation(
 ) -> None:
     run = tmp_path / "run"
     plain = Walk.reset
-    monkeypatch.setattr(Walk, "reset", lambda self, **given: plain(self, **given)[0])
-    with pytest.raises(BadEnvironment, match=r"step 0 of the game .*reset\(\) .*an observation and a dictionary"):
-        sq.train(recipe(), run=run)
+    for wrong in (
+        lambda returned: returned[0],
+        lambda returned: (*returned, "x" * 100),
+        lambda returned: list(returned),
+    ):
+        monkeypatch.setattr(Walk, "reset", lambda self, wrong=wrong, **given: wrong(plain(self, **given)))
+        with pytest.raises(BadEnvironment, match=r"step 0 of the game .*reset\(\) .*an observation and a dictionary"):
+            sq.train(recipe(), run=run)
     monkeypatch.setattr(Walk, "reset", plain)
     monkeypatch.setattr(Walk, "fault", staticmethod(FAULTS["raises"][0]))
     monkeypatch.setattr(Walk, "steps", FAULTY_STEP - STEPS - 20)  # in the 20th step of the evaluation

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -41,6 +42,19 @@ def test_evaluation_shows_what_training_shows_after_a_lost_life() -> None:
         lives += int(step.terminated[0])
     training.close()
     assert lives == 5
+
+
+def test_evaluation_shows_what_the_environment_shows() -> None:
+    shown: list[torch.Tensor] = []
+
+    def policy(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:
+        shown.append(observation.clone())
+        return idle(observation, allowed)
+
+    (game,) = play_games(policy, "CartPole-v1", envs.protocol_for("CartPole-v1"), episodes=1, seed=0)
+    alone = gymnasium.make("CartPole-v1")
+    expected = [alone.reset(seed=game.seed)[0], *(alone.step(0)[0] for _ in range(game.steps - 1))]
+    assert torch.equal(torch.cat(shown), torch.from_numpy(np.stack(expected)))
 
 
 def idle(observation: torch.Tensor, allowed: np.ndarray | None) -> np.ndarray:

@@ -98,7 +98,7 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
         each = one.estimator.loss(z, y[i : i + 1])
         losses.append(each.detach())
         keep = draw.keep[i : i + 1]
-        loss = (batch.weight * each * keep).mean()
+        loss = (batch.weight * (each * keep if keep.shape[1] else each)).mean()
         gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         with torch.no_grad():
             one.step_(gradient, replace(draw, keep=keep))

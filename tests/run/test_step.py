@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from waiting import until
 
 from steadyq import RunFolder, UserError, cli, presets
 from steadyq.recipe import Recipe
@@ -370,11 +371,8 @@ def launched(words: list[str]) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: condition() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1]
 
 
 def run_cli(words: list[str]) -> int:
@@ -410,7 +408,7 @@ def test_ctrl_c_saves_and_says_how_to_continue(tmp_path: Path, capfd: pytest.Cap
     assert process.poll() is None
 
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert "saved; run the same command to continue" in said
     assert "Traceback" not in said
@@ -597,6 +595,19 @@ def test_the_ceiling_reaches_the_learner_and_none_leaves_it_infinite(tmp_path: P
             assert 1.9 < float(training.learner.ceiling) <= best
 
 
+def test_rows_tell_same_actions_of_rewarded_and_other_transitions_apart(tmp_path: Path) -> None:
+    always = train(cartpole(), run=tmp_path / "always").metrics()[-1]  # every step of CartPole is rewarded
+    assert always["rewarded"] == 1
+    assert always["same_action_rewarded"] == pytest.approx(always["same_action"])
+    assert always["same_action_unrewarded"] is None
+    rows = [row for row in train(minatar(), run=tmp_path / "some").metrics() if "rewarded" in row]
+    assert any(0 < row["rewarded"] < 1 for row in rows)
+    for row in rows:
+        share, rewarded, other = (row[name] for name in ("rewarded", "same_action_rewarded", "same_action_unrewarded"))
+        assert (rewarded is None) == (share == 0)
+        assert row["same_action"] == pytest.approx(share * (rewarded or 0) + (1 - share) * (other or 0))
+
+
 def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ignores_q() -> None:
     q = np.tile([0.0, 2.0, 1.0], (9000, 1))
     assert (EpsilonGreedy(9000, 3, 0.0, np.random.default_rng(0))(q) == 1).all()
@@ -606,6 +617,39 @@ def test_epsilon_greedy_takes_the_greedy_action_or_any_and_its_random_stream_ign
     EpsilonGreedy(9000, 3, 0.3, first)(q)
     EpsilonGreedy(9000, 3, 0.9, second)(-q)
     assert first.random() == second.random()
+
+
+def test_the_ceiling_counts_a_lost_life_as_an_end(tmp_path: Path) -> None:
+    changes = {"replay.warmup": 1000, "replay.capacity": 1000, "steps": 2000, "protocol.max_frames": 0}
+    training = started(atari(**changes), tmp_path)
+    play, seen = training.env.step, []
+    training.env.step = lambda action: (seen.append(play(action)), seen[-1])[1]  # type: ignore[method-assign]
+    while not seen or not seen[-1].terminated[0]:
+        assert training.ceiling.value == math.inf
+        training.step()
+    assert not seen[-1].game_over[0]
+    returned = 0.0
+    best = -math.inf
+    for step in reversed(seen):
+        returned = float(np.sign(step.reward[0])) + training.ceiling.gamma * returned
+        best = max(best, returned)
+    assert training.ceiling.value == float(training.learner.ceiling) == pytest.approx(best)
+
+
+def test_actions_are_random_at_first_and_greedy_once_epsilon_has_fallen(tmp_path: Path) -> None:
+    changes = {"explore.epsilon": "1 -> 0 linear 400 steps", "protocol.lanes": 4}
+    changes |= {"replay.capacity": 1000, "replay.warmup": 1000, "steps": 2000}
+    training = started(cartpole(**changes), tmp_path)
+    play, chosen, greedy = training.env.step, [], []
+    training.env.step = lambda action: (chosen.append(action.copy()), play(action))[1]  # type: ignore[method-assign]
+    while training.step_count < 800:
+        greedy.append(training.act_values().argmax(-1).numpy())
+        training.step()
+    same = (np.array(chosen) == np.array(greedy)).mean(1)  # of two actions a random one is the greedy one half the time
+    assert 0.35 < same[:20].mean() < 0.75
+    assert same[20:100].mean() > same[:20].mean() + 0.1
+    assert same[100:].min() == 1
+    assert RunFolder(tmp_path).metrics()[-1]["epsilon"] == 0
 
 
 @pytest.mark.parametrize("intervention", ["reinitialise", "none"])
@@ -633,6 +677,17 @@ def test_every_layer_is_measured_and_only_a_spike_above_the_threshold_is_reset(
         assert [(event["event"], event["member"], event["layer"]) for event in resets] == [("reset", 1, "fc2")]
         assert resets[0]["ratio"] == measured["ratios"][1][1]
         assert training.resets == 1
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.99])
+def test_layers_are_measured_against_the_quantile_of_the_recipe(quantile: float, tmp_path: Path) -> None:
+    training = started(cartpole(**{"regulation.quantile": quantile, "regulation.threshold": 6.0}), tmp_path)
+    training.regulate(measuring=True)
+    measured = RunFolder(tmp_path).events()[0]
+    for place, layer in enumerate(measured["layers"]):
+        sizes = training.learner.online[f"{layer}.weight"].abs().flatten(1)
+        expected = sizes.amax(1) / sizes.quantile(quantile, dim=1)
+        assert [row[place] for row in measured["ratios"]] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_layers_are_measured_at_their_own_pace_once_learning_has_begun(tmp_path: Path) -> None:
@@ -762,6 +817,13 @@ def test_one_member_acts_for_a_whole_game_and_is_drawn_when_one_begins(lanes: in
     assert torch.equal(twin.act_values(), training.act_values())
 
 
+def test_no_member_is_drawn_where_none_acts_alone(tmp_path: Path) -> None:
+    training = started(cartpole(), tmp_path)
+    assert training.rng.random() == np.random.default_rng(cartpole().seed).random()
+    drawing = started(cartpole(**{"ensemble.act": "member"}), tmp_path / "member")
+    assert drawing.rng.random() != np.random.default_rng(cartpole().seed).random()
+
+
 @pytest.mark.parametrize("act", ["mean", "minimum", "member", "optimistic"])
 def test_the_ensemble_acts_as_its_recipe_says(act: str, tmp_path: Path) -> None:
     training = started(cartpole(**{"ensemble.act": act, "ensemble.members": 4}), tmp_path)
@@ -779,10 +841,11 @@ def test_the_ensemble_acts_as_its_recipe_says(act: str, tmp_path: Path) -> None:
     torch.testing.assert_close(training.agent().q(observation), values["minimum" if act == "minimum" else "mean"])
 
 
-def test_the_target_networks_act_where_the_recipe_says_so(tmp_path: Path) -> None:
-    training = started(cartpole(**{"explore.act_with": "target"}), tmp_path)
+@pytest.mark.parametrize("act_with", ["online", "target"])
+def test_the_networks_that_the_recipe_names_act_and_are_evaluated(act_with: str, tmp_path: Path) -> None:
+    training = started(cartpole(**{"explore.act_with": act_with}), tmp_path)
     training.learner.target["head.bias"] += 3.0
     observation = training.ring.observation(training.ring.open_slots)
-    torch.testing.assert_close(
-        training.act_values(), training.learner.values(training.learner.target, observation).q.mean(0)
-    )
+    own = training.learner.values(getattr(training.learner, act_with), observation).q.mean(0)
+    torch.testing.assert_close(training.act_values(), own)
+    torch.testing.assert_close(training.agent().q(observation), own)

@@ -68,7 +68,7 @@ def test_the_constraint_comes_back_when_n_has_fallen_to_one() -> None:
 
 def test_all_one_or_some_members_learn() -> None:
     many = {"ensemble.members": 5}
-    assert drawn(draws_of(recipe_of(**many))).keep.tolist() == [[1.0]] * 5
+    assert drawn(draws_of(recipe_of(**many))).keep.shape == (5, 0)  # all from all, which needs no numbers
 
     one = draws_of(recipe_of(**many, **{"ensemble.learn": "one"}))
     who = [drawn(one, seed=seed).keep for seed in range(200)]

@@ -15,6 +15,8 @@ from steadyq.suite import archive
 from steadyq.suite.runs import read_runs
 from steadyq.suite.sweep import read_sweep
 
+pytestmark = pytest.mark.hostile
+
 RATE = "Gymnasium-CartPole-v1-rate-seed5"
 
 

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from waiting import until
 
 from steadyq.report.sweep import write_sweep_report
 from steadyq.run.folder import RunFolder
@@ -53,13 +51,6 @@ operator.forbid = "none"
 """
 
 
-def until(condition: Callable[[], bool], words: Callable[[], str] = str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long: " + words()
-        time.sleep(0.02)
-
-
 def trained(folder: Path) -> int:
     """Runs that have a checkpoint."""
     return len({file.parent.parent for file in folder.glob("*/checkpoints/0*")})
@@ -73,14 +64,13 @@ def sweep(study: Study, out: Path) -> tuple[int, str]:
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.timeout(400)
 def test_a_study_survives_a_kill_and_ends_with_its_figure(tmp_path: Path) -> None:
     (tmp_path / "mini.toml").write_text(STUDY)
     out, words = tmp_path / "sweep", tmp_path / "words.txt"
     command = [sys.executable, "-m", "steadyq", "sweep", "mini.toml", "--out", "sweep", "--jobs", "2"]
     with open(words, "w") as file:
         killed = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file)
-    until(lambda: trained(out) >= 2 or killed.poll() is not None, words.read_text)
+    until(lambda: trained(out) >= 2 or killed.poll() is not None)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL, words.read_text()
     assert "2 variants x 2 seeds = 4 runs" in words.read_text()
@@ -106,18 +96,20 @@ def test_a_study_survives_a_kill_and_ends_with_its_figure(tmp_path: Path) -> Non
     assert "2 seeds of each variant" in (out / "report" / "mini.svg").read_text()
 
 
-@pytest.mark.timeout(200)
 def test_a_stop_saves_the_runs_and_says_how_to_continue(tmp_path: Path) -> None:
     study = read_study(STUDY, "mini").changed(seeds=1, settings={"steps": 100_000})
     out = tmp_path / "sweep"
 
+    ended = threading.Event()
+
     def stop() -> None:
-        until(lambda: trained(out) >= 2)
+        until(lambda: trained(out) >= 2 or ended.is_set())
         os.kill(os.getpid(), signal.SIGINT)
 
     stopper = threading.Thread(target=stop)
     stopper.start()
     code, said = sweep(study, out)
+    ended.set()
     stopper.join()
     assert code == 130, said
     assert "the same command continues where it was" in said

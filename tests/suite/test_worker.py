@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
@@ -40,13 +40,6 @@ compute.device = "cpu"
 @pytest.fixture
 def study() -> Study:
     return read_study(STUDY, "mini")
-
-
-def until(condition: Callable[[], object], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
 
 
 def finish(launcher: LocalProcesses) -> tuple[str, str]:
@@ -124,7 +117,7 @@ def test_a_sweep_gone_while_its_worker_imports_leaves_nothing_training(
     assert process.stdin is not None
     send(process.stdin, recipe)
     process.stdin.close()  # as the kernel does for a killed sweep; the worker has not even imported PyTorch
-    assert process.wait(300) in (-signal.SIGTERM, EXIT["stopped"])
+    assert process.wait() in (-signal.SIGTERM, EXIT["stopped"])
     assert not RunFolder(tmp_path / "run").metrics()
 
 
@@ -135,7 +128,7 @@ def test_a_sweep_gone_before_it_has_said_all_starts_nothing(
     assert process.stdin is not None
     process.stdin.write("env = ")
     process.stdin.close()
-    assert process.wait(300) == EXIT["stopped"]
+    assert process.wait() == EXIT["stopped"]
     assert not (tmp_path / "run").exists()
 
 
@@ -149,5 +142,5 @@ def test_a_sweep_gone_in_training_leaves_the_state_saved(
     folder = RunFolder(tmp_path / "run")
     until(lambda: folder.checkpoints() or process.poll() is not None)
     process.stdin.close()
-    assert process.wait(300) == EXIT["stopped"], (tmp_path / "words.txt").read_text()
+    assert process.wait() == EXIT["stopped"], (tmp_path / "words.txt").read_text()
     assert "saved; run the same command to continue" in (tmp_path / "words.txt").read_text()

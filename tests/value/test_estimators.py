@@ -67,7 +67,7 @@ def test_no_gradient_flows_into_the_target() -> None:
 
 
 def test_the_scalar_loss_is_huber_by_hand() -> None:
-    z, y = torch.tensor([[[0.0], [0.0], [0.0]]]), torch.tensor([[[0.5], [-3.0], [1.0]]])
+    z, y = torch.tensor([[[2.0], [-1.0], [0.0]]]), torch.tensor([[[2.5], [-4.0], [1.0]]])
     assert Scalar().loss(z, y).tolist() == [[0.125, 2.5, 0.5]]
     # kappa 2: quadratic up to 2 and divided by kappa, slope 1 beyond.
     assert huber(torch.tensor([1.0, 2.0, 5.0]), 2.0).tolist() == [0.25, 1.0, 4.0]

@@ -103,6 +103,20 @@ def test_low_precision_copies_follow_and_the_last_layer_stays_exact() -> None:
     assert learner.online_low["fc1.weight"].eq(0.25).all()
 
 
+@pytest.mark.parametrize("target", ["synchronise", "own", "keep"])
+def test_low_precision_copies_show_a_reset_at_once(target: Any) -> None:
+    learner = learner_of("mlp", torch.float16)
+    update(learner, 0)
+    layers = learner.ensemble.network.monitored
+    before = learner.online_low["fc1.weight"].clone()
+    spikes = torch.full((MEMBERS, len(layers)), 7.0)
+    Regulation(Spike(6.0), Reinitialise(), target)(learner, Evidence(layers, spikes), torch.Generator().manual_seed(9))
+    assert not torch.equal(learner.online_low["fc1.weight"], before)
+    for name, p in learner.online.items():
+        for low, full in ((learner.online_low[name], p), (learner.target_low[name], learner.target[name])):
+            torch.testing.assert_close(low, full.to(low.dtype), rtol=0, atol=0)
+
+
 def test_half_precision_learns_nearly_what_float32_learns() -> None:
     full, half = learner_of("mlp"), learner_of("mlp", torch.float16)
     for step in range(3):

@@ -261,8 +261,10 @@ def test_the_target_moves_by_tau_or_by_hard_copies() -> None:
         hard.count()
     assert torch.equal(hard.target["fc1.weight"], before)
     hard.update(batch, draw([0]))
+    learned = hard.online["fc1.weight"].clone()
     hard.count()
-    assert torch.equal(hard.target["fc1.weight"], hard.online["fc1.weight"])
+    assert torch.equal(hard.target["fc1.weight"], learned)
+    assert torch.equal(hard.online["fc1.weight"], learned)
 
 
 def test_the_online_networks_select_where_the_operator_says_so() -> None:

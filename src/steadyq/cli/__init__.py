@@ -51,7 +51,7 @@ def _explained(error: Exception) -> tuple[int, str]:
         return 1, f"memory has run out ({one_line(error)}); what a run had saved stays, and the same command continues"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return 2 if error.errno in WRONG else 1, f"{where}{error.strerror}"
+        return 2 if error.errno in WRONG else 1, str(UserError(f"{where}{error.strerror}"))
     return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 
@@ -120,13 +120,18 @@ def _help() -> None:
 WRONG = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 """What the system says of a place that was badly chosen."""
 
-IMPORTING = ("train", "evaluate", "play", "sweep")
+IMPORTING = ("train", "evaluate", "play", "export", "share", "sweep")
 """Commands that play games, and import the module of a user's own for it; they say so."""
 
 COMMANDS = {
     "train": ("training", "Train an agent, or continue it: `steadyq train MinAtar/Breakout`."),
     "evaluate": ("training", "Play full games with a run's weights: `steadyq evaluate RUN`."),
     "play": ("training", "Record a video of a run's agent: `steadyq play RUN --out game.mp4`."),
+    "export": (
+        "deploying",
+        "Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`.",
+    ),
+    "share": ("deploying", "Put an agent with its card into a folder, or on a hub: `steadyq share RUN --to FOLDER`."),
     "compare": ("reading", "Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."),
     "report": ("reading", "Write one page about one or more runs: `steadyq report RUN... --out report.html`."),
     "diagnose": ("reading", "Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."),

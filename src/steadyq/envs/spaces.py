@@ -30,7 +30,7 @@ class Observations:
         self.dtype: Literal["uint8", "float32"] = "float32"
         self.pixel_max = 1.0
         self.channels_last = False
-        self._space, self._image = space, False
+        self.space, self._image = space, False
         images = [(where, leaf) for where, leaf in leaves if _is_image(leaf)]
         if images and len(leaves) > 1:
             where, leaf = images[0]
@@ -82,7 +82,7 @@ class Observations:
     def laid_out(self, observation: Any) -> Any:
         """One observation of a space other than a Box as its frame; what is laid out already stays as it is."""
         done = isinstance(observation, np.ndarray) and observation.shape[-len(self.shape) :] == self.shape
-        return observation if done or isinstance(self._space, spaces.Box) else self.frame(observation)
+        return observation if done or isinstance(self.space, spaces.Box) else self.frame(observation)
 
     def frame(self, observation: Any) -> Array:
         """Lay out an observation; raises ValueError with what is wrong with it."""
@@ -93,7 +93,7 @@ class Observations:
             array = array.reshape(self.shown)
             array = array.transpose(2, 0, 1) if self.channels_last else array
         else:
-            array = np.concatenate([part.ravel() for part in _flat(self._space, observation, "")])
+            array = np.concatenate([part.ravel() for part in _flat(self.space, observation, "")])
         with np.errstate(over="ignore"):
             frame: Array = array.reshape(self.shape).astype(self.dtype)
         if self.dtype == "float32" and not np.isfinite(frame).all():
@@ -109,7 +109,7 @@ class Actions:
     """An action space as numbers from 0; raises `UserError` where it has no such numbers."""
 
     def __init__(self, game: str, space: spaces.Space[Any]):
-        self.first = 0
+        self.space, self.first = space, 0
         self.choices: tuple[int, ...] = ()
         if isinstance(space, spaces.Discrete):
             self.count, self.first = int(space.n), int(space.start)

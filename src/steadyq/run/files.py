@@ -64,11 +64,16 @@ def read_text(file: Path) -> str:
 
 def replace_text(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
+    replace_bytes(file, text.encode(errors="backslashreplace"))
+
+
+def replace_bytes(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
     beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}{UNFINISHED}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(text)
+        with open(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(handle)
         os.replace(beside, file)

@@ -19,6 +19,7 @@ from steadyq import envs
 from steadyq.build import check_memory, computing, device_for, ensemble_for, learner_for, work
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
+from steadyq.device.kernels.triton import compiling_ahead
 from steadyq.envs import AnyEnv, BadEnvironment, EnvSpec
 from steadyq.envs.factories import Wrapping, network_text
 from steadyq.errors import UserError, one_line, out_of_memory, shown
@@ -477,6 +478,10 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         ones = torch.ones(batch_size, device=device)
         batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
         draw = DrawLayout(members, batch_size).plain(device)
+        if device.type == "cuda":
+            with compiling_ahead(device):
+                learner.update(batch, draw)
+                learner.values(learner.online_low, observation[:1])  # what acts
         update = Captured(lambda _: learner.update(batch, draw).priority, device)
         best = float("inf")
         for _ in range(3 if device.type == "cpu" else Captured.warm_calls + 3):
@@ -486,6 +491,8 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         return best
 
     members, batch_size = recipe.ensemble.members, recipe.replay.batch
+    if device.type == "cuda":  # quick whatever it is, and every size is kernels to compile
+        return timed(members, batch_size)
     part = min(batch_size, 4)
     guess = timed(1, part) * members * batch_size / part
     return timed(members, batch_size) if guess < 1.0 else guess

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from steadyq.device.kernels.triton import available, jit, tl, triton
+from steadyq.device.kernels.triton import available, jit, launch, tl, triton
 
 BLOCK = 1024
 """Parameters per program of `adam_`; the grain of its `segment` map."""
@@ -104,7 +104,8 @@ def adam_(
         )  # fmt: skip
         return
     members, count = grad.shape
-    _adam_kernel[(triton.cdiv(count, BLOCK), members)](
+    launch(
+        _adam_kernel, (triton.cdiv(count, BLOCK), members),
         param, mean, square, grad, param if target is None else target, param if shadow is None else shadow,
         param if target_shadow is None else target_shadow, step, scale, lr, scale if active is None else active,
         scale if decay is None else decay, step if segment is None else segment,

@@ -17,7 +17,7 @@ from steadyq.device.kernels.programs import (
     weight_tile_kernel,
 )
 from steadyq.device.kernels.tiles import Config, config_for, power, precision
-from steadyq.device.kernels.triton import triton
+from steadyq.device.kernels.triton import launch, triton
 from steadyq.errors import UserError
 
 
@@ -64,7 +64,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_stages: int, **o
     """Launch with the deepest pipeline, up to `num_stages`, that this GPU's shared memory holds."""
     for stages in range(num_stages, 0, -1):
         try:
-            kernel[grid](*args, num_stages=stages, **options)
+            launch(kernel, grid, *args, num_stages=stages, **options)
             return
         except triton.runtime.errors.OutOfResources:
             if stages == 1:
@@ -238,7 +238,7 @@ def run_weight_gradient(
         size, block = outputs * taps, 32 if slots > 8 else 512
         grid = (triton.cdiv(size, block) + triton.cdiv(outputs, block), members)
         block_s = min(64, 1 << (slots - 1).bit_length())
-        collect_kernel[grid](part, part_bias, weight, bias, slots, size, outputs, block_s=block_s, block=block)
+        launch(collect_kernel, grid, part, part_bias, weight, bias, slots, size, outputs, block_s=block_s, block=block)
     return weight.permute(0, 1, 4, 2, 3), bias
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steadyq.device.kernels.triton import available, jit, tl
+from steadyq.device.kernels.triton import available, jit, launch, tl
 
 TILE = 64 * 64
 """Pairs of quantiles that a program holds at a time: more would not fit into registers."""
@@ -100,7 +100,7 @@ def _quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, Tensor]
     atoms, targets = z.shape[-1], y.shape[-1]
     block_k, whole = (max(16, 1 << (n - 1).bit_length()) for n in (atoms, targets))
     block_j = min(whole, max(1, TILE // block_k))
-    _quantile_kernel[(loss.numel(),)](z, y, loss, slope, atoms, targets, float(kappa), block_k, block_j)
+    launch(_quantile_kernel, (loss.numel(),), z, y, loss, slope, atoms, targets, float(kappa), block_k, block_j)
     return loss, slope
 
 

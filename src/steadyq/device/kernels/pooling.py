@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadyq.device.kernels.triton import available, jit, tl, triton
+from steadyq.device.kernels.triton import available, jit, launch, tl, triton
 
 BLOCK = 1024
 """Numbers per program."""
@@ -128,6 +128,6 @@ def _launch(kernel, tensors, walked: Tensor, image: Tensor) -> None:
     block_c = min(triton.next_power_of_2(channels), 128)
     block_p = BLOCK // block_c
     pixels = walked.numel() // channels
-    kernel[(triton.cdiv(pixels, block_p), triton.cdiv(channels, block_c))](
-        *tensors, pixels, height, width, (height + 1) // 2, (width + 1) // 2, channels, block_p=block_p, block_c=block_c
-    )
+    grid = (triton.cdiv(pixels, block_p), triton.cdiv(channels, block_c))
+    pooled = ((height + 1) // 2, (width + 1) // 2)
+    launch(kernel, grid, *tensors, pixels, height, width, *pooled, channels, block_p=block_p, block_c=block_c)

@@ -1,0 +1,90 @@
+"""Commands that take an agent out of its run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from steadyq.cli.options import parse
+from steadyq.cli.terminal import OUT, check_file, say_imports
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write a run's agent to an ONNX file, which runs without this library (onnxruntime, a browser, a phone).
+
+    The file takes observations as the environment shows them (or its frames, stacked), scales them, asks all members
+    and returns actions and values; its metadata say what it expects. Needs pip install 'steadyq[onnx]'.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    onnx: Path
+    """File to write."""
+    networks: Literal["acting", "online", "target"] = "acting"
+    """Which networks: those that acted in training, or the ones named."""
+
+
+def export(words: list[str]) -> int:
+    """Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`."""
+    options = parse(ExportOptions, words)
+
+    from steadyq.agent import load
+    from steadyq.deploy.onnx import export_onnx
+    from steadyq.run.folder import RunFolder
+
+    check_file("--onnx", options.onnx)
+    folder = RunFolder(options.run)
+    recipe = folder.recipe
+    say_imports(recipe.env)
+    agent = load(options.run, device="cpu", networks=options.networks)
+    about = {"preset": recipe.preset, "protocol": recipe.protocol.name, "seed": recipe.seed, "steps": agent.step}
+    if (result := folder.result) is not None:
+        about |= {"mean_return": result["mean_return"], "evaluation_games": result["episodes"]}
+    export_onnx(agent, options.onnx, about)
+    size = options.onnx.stat().st_size / 1e6
+    OUT.print(f"wrote    {options.onnx} ({size:.1f} MB): observation -> action, value", soft_wrap=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class ShareOptions:
+    """Put a finished run's agent into a folder for others: weights, recipe, scores, curve, video, and a card.
+
+    `sq.load` reads the folder where the environment's package is missing too. With `--hub`
+    it goes to the Hugging Face hub instead (pip install 'steadyq[hub]', then `hf auth login`).
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    to: str
+    """New folder, or owner/name on the Hugging Face hub with --hub."""
+    hub: bool = False
+    """Upload: `--to` is a repository of the hub."""
+    video: bool = True
+    """Film a game for the card."""
+
+
+def share(words: list[str]) -> int:
+    """Put an agent with its card into a folder, or on a hub: `steadyq share RUN --to FOLDER`."""
+    options = parse(ShareOptions, words)
+
+    import tempfile
+
+    from steadyq.deploy.share import share as make_folder
+    from steadyq.deploy.share import upload
+    from steadyq.run.folder import RunFolder
+
+    say_imports(RunFolder(options.run).recipe.env)
+    if not options.hub:
+        for words_missing in make_folder(options.run, Path(options.to), film=options.video):
+            OUT.print(words_missing, soft_wrap=True)
+        OUT.print(f"wrote    {options.to}: README.md is its card; sq.load({options.to!r}) acts", soft_wrap=True)
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "shared"
+        for words_missing in make_folder(options.run, folder, film=options.video):
+            OUT.print(words_missing, soft_wrap=True)
+        OUT.print(f"uploaded {upload(folder, options.to)}", soft_wrap=True)
+    return 0

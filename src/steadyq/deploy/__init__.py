@@ -1,0 +1,1 @@
+"""An agent outside its run: as a file that other runtimes read."""

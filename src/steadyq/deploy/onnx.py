@@ -1,0 +1,114 @@
+"""An agent as one ONNX file: observations in, actions and values out, with nothing of this library around it."""
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steadyq.agent import Agent
+from steadyq.errors import UserError
+from steadyq.run.files import replace_bytes
+
+EXTRA = "pip install 'steadyq[onnx]'"
+
+
+class Exported(nn.Module):
+    """What the file computes: pixels scaled and laid out, all members, the rule by which they act."""
+
+    choices: Tensor | None
+    """[action, choice] what each action is made of, where that is more than a number."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.ensemble = replace(agent.ensemble, form="loop", dtype=torch.float32)
+        self.estimator, self.acting, self.spec = agent.estimator, agent.acting, agent.spec
+        self.names = list(agent.params)
+        for number, p in enumerate(agent.params.values()):
+            self.register_buffer(f"parameter{number}", p.float().cpu())
+        actions = agent.spec.actions
+        table = [actions[n].tolist() for n in range(actions.count)] if actions is not None and actions.choices else None
+        self.register_buffer("choices", None if table is None else torch.tensor(table))
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """Shape of one observation: as the environment shows it, or its frames stacked along the first dimension."""
+        spec = self.spec
+        plain = spec.stack == 1 and len(spec.shown_shape) == len(spec.frame_shape)
+        return spec.shown_shape if plain else spec.observation_shape
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """The action of each observation, as the environment counts them, and the values behind it."""
+        if self.shown != self.spec.observation_shape:  # channels last
+            observation = observation.movedim(-1, -3)
+        params = {name: getattr(self, f"parameter{number}") for number, name in enumerate(self.names)}
+        q = self.estimator.q(self.ensemble.forward(params, observation))
+        value = self.acting(q, torch.zeros_like(q[0, :, 0], dtype=torch.int64))
+        number = value.argmax(-1)
+        action = number + self.spec.first_action if self.choices is None else self.choices[number]
+        return action, value
+
+    def example(self, batch: int) -> Tensor:
+        """Observations of the right shape and type, for tracing."""
+        noise = torch.rand(batch, *self.shown, generator=torch.Generator().manual_seed(0))
+        return (noise * self.spec.pixel_max).to(getattr(torch, self.spec.frame_dtype))
+
+
+def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
+    """Write the agent to an ONNX file; `about` goes into its metadata.
+
+    Input `observation[batch, ...]`; outputs `action[batch]` (`[batch, choice]` where an action is several choices) and
+    `value[batch, action]`. Raises `UserError` where the packages that write ONNX are missing.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  (PyTorch's exporter writes with it)
+    except ImportError as error:
+        raise UserError(f"exporting to ONNX needs the package {error.name}: {EXTRA}") from None
+    module = Exported(agent).eval()
+    batch = torch.export.Dim("batch", min=1)
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module, (module.example(3),), dynamo=True, verbose=False, dynamic_shapes=({0: batch},),
+            input_names=["observation"], output_names=["action", "value"],
+        )  # fmt: skip
+    assert program is not None
+    model = program.model_proto
+    spec = agent.spec
+    facts = {
+        "environment": spec.name,
+        "observation": _rule(module),
+        "actions": json.dumps(list(spec.action_names)),
+        **{name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()},
+    }
+    onnx.helper.set_model_props(model, facts)
+    onnx.checker.check_model(model)
+    replace_bytes(file.resolve(), model.SerializeToString())
+
+
+def _rule(module: Exported) -> str:
+    spec = module.spec
+    frames = f", {spec.stack} frames stacked, the newest last" if spec.stack > 1 else ""
+    scaled = f", divided by {spec.pixel_max:g} inside" if spec.pixel_max != 1 else ""
+    laid = spec.seen.rule if spec.seen is not None else ""
+    return f"{spec.frame_dtype} [batch, {', '.join(map(str, module.shown))}]{frames}{scaled}" + (laid and f"; {laid}")
+
+
+class _quiet:  # noqa: N801  (reads as a word in `with`)
+    """Keep a logger's warnings to itself: the exporter names every optional package it did not find."""
+
+    def __init__(self, name: str) -> None:
+        self.logger = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self.before = self.logger.level
+        self.logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.setLevel(self.before)

@@ -1,0 +1,107 @@
+"""An agent in an ONNX file acts like the agent, in a process that knows nothing of this library."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import steadyq as sq
+from steadyq import presets
+from steadyq.agent import Agent, load
+from steadyq.cli import main
+from steadyq.deploy.onnx import export_onnx
+from steadyq.recipe import Recipe
+from steadyq.run.loop import train
+
+SHORT = {
+    "steps": 120, "ensemble.members": 2, "replay.warmup": 64, "replay.batch": 8, "replay.capacity": 200,
+    "record.tensorboard": False, "monitor.every": 0, "evaluation.episodes": 1, "evaluation.random_episodes": 1,
+    "compute.threads": 1,
+}  # fmt: skip
+
+ELSEWHERE = """
+import sys
+import numpy as np, onnxruntime
+file, states, answers = sys.argv[1:]
+session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+seen = np.load(states)
+assert [i.name for i in session.get_inputs()] == ["observation"]
+whole = session.run(["action", "value"], {"observation": seen})
+one = session.run(["action", "value"], {"observation": seen[:1]})
+assert np.array_equal(one[0], whole[0][:1])
+assert not any(name.split(".")[0] in ("steadyq", "torch") for name in sys.modules)
+facts = session.get_modelmeta().custom_metadata_map
+np.savez(answers, action=whole[0], value=whole[1], facts=np.array([facts["environment"], facts["observation"]]))
+"""
+
+
+def short(preset: str, env: str, **changes: object) -> Recipe:
+    return presets.recipe_for(preset, env, "tiny").override(SHORT | changes)
+
+
+AGENTS = {
+    "mlp": short("steady", "CartPole-v1"),
+    "minatar": short("qr_dqn", "MinAtar/Breakout", **{"ensemble.members": 1}),
+    "atari": short(
+        "steady", "Atari/Breakout",
+        **{"network.scale": 1, "network.head_multiple": 8, "estimator.quantiles": 5, "protocol.max_frames": 400},
+    ),
+    "categorical": short("c51", "CartPole-v1", **{"ensemble.members": 1, "network.dueling": True}),
+    "discrete": short("dqn", "FrozenLake-v1", **{"ensemble.members": 1}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, recipe in AGENTS.items():
+        train(recipe, run=folder / name)
+    return folder
+
+
+def states(agent: Agent, count: int) -> np.ndarray:
+    spec = agent.spec
+    noise = np.random.default_rng(0).random((count, *spec.observation_shape))
+    return (noise * spec.pixel_max).astype(spec.frame_dtype)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_actions_are_the_agents_in_a_process_without_this_library(name: str, runs: Path, tmp_path: Path) -> None:
+    file, agent = tmp_path / "agent.onnx", load(runs / name, device="cpu")
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(runs / name), "--onnx", str(file)])
+    assert ended.value.code == 0
+    seen = states(agent, 1000 if name != "atari" else 100)
+    np.save(tmp_path / "states.npy", seen)
+    command = [sys.executable, "-I", "-c", ELSEWHERE, str(file), str(tmp_path / "states.npy"), str(tmp_path / "a.npz")]
+    subprocess.run(command, check=True)
+    got = np.load(tmp_path / "a.npz")
+    value = agent.q(seen).numpy()
+    np.testing.assert_allclose(got["value"], value, rtol=1e-4, atol=1e-5)
+    best = np.sort(value, axis=1)
+    clear = best[:, -1] - best[:, -2] > 1e-5  # where two actions are worth the same, either is right
+    assert clear.mean() > 0.5
+    np.testing.assert_array_equal(got["action"][clear], agent.act(seen)[clear])
+    assert got["facts"][0] == agent.spec.name
+    assert str(agent.spec.observation_shape[-1]) in got["facts"][1]
+
+
+def test_the_file_appears_whole_or_not_at_all(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(runs / "mlp"), "--onnx", str(runs / "mlp" / "result.json")])
+    assert ended.value.code == 2
+    assert "belongs to a run" in capsys.readouterr().err
+    assert sq.load(runs / "mlp").step == 120
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(tmp_path / "nothing"), "--onnx", str(tmp_path / "a.onnx")])
+    assert ended.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(sq.UserError, match=r"needs the package onnxscript: pip install 'steadyq\[onnx\]'"):
+        export_onnx(load(runs / "mlp"), tmp_path / "a.onnx", {})
+    assert list(tmp_path.iterdir()) == []
