@@ -75,7 +75,7 @@ def make(size: int = 5, render_mode: str | None = None) -> gymnasium.Env[Any, An
 def main() -> None:
     """Train, then play a game by hand, then film one."""
     options = argparse.ArgumentParser()
-    options.add_argument("--steps", type=int, default=12_000)
+    options.add_argument("--steps", type=int, default=6_000)
     options.add_argument("--out", default="runs/warehouse")
     given = options.parse_args()
 
@@ -84,11 +84,11 @@ def main() -> None:
         env=make,
         env_kwargs={"size": 5},
         steps=given.steps,
-        options={"operator.forbid": "none", "evaluation.every": 4000},
+        options={"operator.forbid": "none", "evaluation.every": 2000},
         run=given.out,
     )
 
-    agent = sq.load(run.path, networks="best" if given.steps >= 4000 else "acting")
+    agent = sq.load(run.path, networks="best" if given.steps >= 2000 else "acting")
     game = make()
     observation, _ = game.reset(seed=7)
     total, over = 0.0, False
