@@ -64,6 +64,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
         sq.environment(kinds.Grid, wrappers=["gymnasium.wrappers:FilterObservation(filter_keys=['image'])"]),
         IMAGE,
     ),
+    "a Dict as MiniGrid's, all of it": (kinds.Grid, VECTOR),
     "bits to see and to set": (kinds.Switches, VECTOR),
     "several choices to see, truncated": (kinds.Choices, VECTOR),
     "masked by a method, unbounded": (kinds.Masked, VECTOR),
