@@ -12,7 +12,7 @@ import tyro
 
 from steadyq.cli.brief import train_help
 from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
-from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
+from steadyq.cli.terminal import OUT, check_file, say_imports, say_imports_of, stoppable, write_file
 from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
@@ -148,7 +148,7 @@ def evaluate(words: list[str]) -> int:
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
-    say_imports(recipe.env, wrappers=(*protocol.wrappers, recipe.network.factory))
+    say_imports_of(recipe)
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
     within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
@@ -236,7 +236,7 @@ def play(words: list[str]) -> int:
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
     recipe = RunFolder(options.run).recipe
-    say_imports(recipe.env, wrappers=(*recipe.protocol.wrappers, recipe.network.factory))
+    say_imports_of(recipe)
     game = record_game(
         options.run,
         options.out,
