@@ -49,13 +49,13 @@ def maxmin() -> list[Edit]:
     """The operator, and the preset that acts by the least value and updates one member at a time."""
     return [
         kind(OPERATORS, "the operator", "Maxmin"),
-        Edit("recipe.py", "its name", ', "maxmin"]', "]"),
-        case("its case", "maxmin", "Maxmin()"),
-        block("presets.py", "the preset", "def maxmin_dqn", "def redo"),
+        Edit("recipe.py", "its name", '"double", "maxmin", "rem"', '"double", "rem"'),
+        case("its case", "maxmin", "Maxmin(section.subset)"),
+        block("presets.py", "the preset", "def maxmin_dqn", "def averaged_dqn"),
         Edit("presets.py", "its place in the list", '    "maxmin_dqn": maxmin_dqn,\n'),
         Edit("presets.py", "its operator", '        operator=replace(base.operator, kind="maxmin"),\n'),
         Edit("presets.py", "its acting rule", ', act="minimum"'),
-        Edit("presets.py", "who learns", ', learn="one"'),
+        Edit("presets.py", "who learns", ', act="minimum", learn="one"', ', act="minimum"'),
     ]
 
 
@@ -64,11 +64,11 @@ def c51() -> list[Edit]:
     held = "return (y * (self.support(y) >= self.bound(ceiling))).sum(-1)"
     expected = '    def value(self, y: Tensor) -> Tensor:\n        """Return the expected'
     return [
-        kind(ESTIMATORS, "the estimator", "Categorical", "def huber"),
+        kind(ESTIMATORS, "the estimator", "Categorical"),
         block(ESTIMATORS, "its value", expected, "    def held"),
         Edit(ESTIMATORS, "its share at the ceiling", held, "return (y >= ceiling).float().mean(-1)"),
-        Edit("recipe.py", "its name", ', "categorical"] = "quantile"', '] = "quantile"'),
-        Edit("recipe.py", "that it alone has atoms", '        "atoms": ("kind", ("categorical",)),\n'),
+        Edit("recipe.py", "its name", '"scalar", "categorical", "implicit"', '"scalar", "implicit"'),
+        Edit("recipe.py", "that not all have atoms", '        "atoms": ("kind", ("categorical", "hl_gauss")),\n'),
         Edit("recipe.py", "that it has no quantiles", '        "quantiles": ("kind", ("quantile",)),\n'),
         case("its case", "categorical", "Categorical(section.atoms, section.low, section.high)"),
         Edit("build.py", "its numbers", "Categorical(section.atoms, section.low, section.high)", "Categorical()"),
@@ -90,7 +90,7 @@ def redo() -> list[Edit]:
         case("its trigger's case", "dormant", "Dormant(section.dormant, section.dormant_share)"),
         case("its intervention's case", "recycle", "Recycle(section.dormant)"),
         Edit("build.py", "steps by unit", '        unit_steps=recipe.regulation.intervention == "recycle",\n'),
-        block("presets.py", "the preset", "def redo", "PRESETS:"),
+        block("presets.py", "the preset", "def redo", "def swift"),
         Edit("presets.py", "its place in the list", '    "redo": redo,\n'),
         Edit("presets.py", "its intervention", '        intervention="recycle",\n'),
     ]

@@ -24,6 +24,26 @@ ADDITIONS: dict[str, tuple[set[str], set[str]]] = {
         {"Recycle", "recycle", "Dormant", "redo"},
         {"value/regulation.py", "recipe.py", "build.py", "presets.py"},
     ),
+    "SPR": (
+        {"SelfPrediction", "spr"},
+        {"value/auxiliary.py", "recipe.py", "build.py", "presets.py"},
+    ),
+    "IQN": (
+        {"Implicit", "implicit", "iqn"},
+        {"value/estimators.py", "recipe.py", "build.py", "presets.py"},
+    ),
+    "EBQL": (
+        {"Others", "ebql"},
+        {"value/operators.py", "recipe.py", "build.py", "presets.py"},
+    ),
+    "Munchausen": (
+        {"Munchausen", "munchausen"},
+        {"value/operators.py", "recipe.py", "build.py", "presets.py"},
+    ),
+    "TQC": (
+        {"Pooled", "tqc", "tqc_discrete"},
+        {"value/operators.py", "recipe.py", "build.py", "presets.py"},
+    ),
 }
 """What names an addition in code, and the files that may."""
 

@@ -11,12 +11,25 @@ import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
 from steadyq.nets import MLP, Impala, Layered, MinAtarNet, ModuleNetwork, ResNet
+from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
 from steadyq.value import acting, regulation
-from steadyq.value.estimators import Categorical, Quantile, Scalar
-from steadyq.value.operators import Controlled, Double, Greedy, Maxmin
+from steadyq.value.auxiliary import SelfPrediction
+from steadyq.value.estimators import Categorical, HLGauss, Implicit, Quantile, Scalar
+from steadyq.value.operators import (
+    Controlled,
+    Double,
+    Greedy,
+    Maxmin,
+    Mixture,
+    Munchausen,
+    Others,
+    Pooled,
+    Softmax,
+)
+from steadyq.value.penalties import Penalties
 
 BASE = presets.steady("MinAtar/Breakout", "tiny").override(
     {
@@ -42,7 +55,14 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("operator.kind", "greedy"): NEUTRAL,
     ("operator.kind", "double"): NEUTRAL,
     ("operator.kind", "maxmin"): NEUTRAL,
+    ("operator.kind", "rem"): NEUTRAL,
+    ("operator.kind", "ebql"): NEUTRAL,
+    ("operator.kind", "tqc"): NEUTRAL,
+    ("operator.kind", "softmax"): NEUTRAL,
+    ("operator.kind", "munchausen"): NEUTRAL,
     ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
+    ("regulation.intervention", "answer"): {"regulation.trigger": "verdict", "monitor.every": 4},
+    ("regulation.trigger", "verdict"): {"monitor.every": 4},
 }
 """What a choice cannot do without."""
 
@@ -121,13 +141,26 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
     ({"estimator.kind": "quantile"}, "estimator", Quantile),
     ({"estimator.kind": "categorical"}, "estimator", Categorical),
+    ({"estimator.kind": "implicit"}, "estimator", Implicit),
+    ({"estimator.kind": "hl_gauss"}, "estimator", HLGauss),
     ({"operator.kind": "controlled"}, "operator", Controlled),
     ({"operator.kind": "greedy", **NEUTRAL}, "operator", Greedy),
     ({"operator.kind": "double", **NEUTRAL}, "operator", Double),
     ({"operator.kind": "maxmin", **NEUTRAL}, "operator", Maxmin),
+    ({"operator.kind": "rem", **NEUTRAL}, "operator", Mixture),
+    ({"operator.kind": "ebql", **NEUTRAL}, "operator", Others),
+    ({"operator.kind": "tqc", **NEUTRAL}, "operator", Pooled),
+    ({"operator.kind": "softmax", **NEUTRAL}, "operator", Softmax),
+    ({"operator.kind": "munchausen", **NEUTRAL}, "operator", Munchausen),
     ({"regulation.trigger": "spike"}, "trigger", regulation.Spike),
     ({"regulation.trigger": "periodic"}, "trigger", regulation.Periodic),
     ({"regulation.trigger": "dormant"}, "trigger", regulation.Dormant),
+    ({"regulation.trigger": "verdict", "monitor.every": 4}, "trigger", regulation.Verdict),
+    (
+        {"regulation.intervention": "answer", "regulation.trigger": "verdict", "monitor.every": 4},
+        "intervention",
+        regulation.Answer,
+    ),
     ({"regulation.intervention": "reinitialise"}, "intervention", regulation.Reinitialise),
     ({"regulation.intervention": "shrink_perturb"}, "intervention", regulation.ShrinkPerturb),
     ({"regulation.intervention": "recycle", "regulation.trigger": "dormant"}, "intervention", regulation.Recycle),
@@ -202,6 +235,49 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     learner = build.learner_for(recipe, spec, torch.Generator(), torch.device("cpu"))
     assert (learner.settings.adam.rate, learner.settings.adam.decay) == (0.01, 0.2)
     assert not learner.settings.unit_steps
+    implicit = BASE.override(
+        {
+            "estimator.kind": "implicit",
+            "estimator.samples": 9,
+            "estimator.fixed": 5,
+            "estimator.cosines": 7,
+            "estimator.kappa": 0.5,
+            "estimator.reduction": "sum",
+        }
+    )
+    assert build.estimator_for(implicit) == Implicit(9, 5, 0.5, "sum")
+    assert build.network_for(implicit, spec).cosines == 7
+    assert build.ensemble_for(implicit, spec).fixed == 5
+    assert build.draw_layout(implicit, spec).samples == 9
+    smeared = {"estimator.kind": "hl_gauss", "estimator.atoms": 11, "estimator.smoothing": 0.5}
+    assert build.estimator_for(BASE.override(smeared)) == HLGauss(11, -10.0, 10.0, 0.5)
+    operators = {
+        Maxmin(2): {"operator.kind": "maxmin", "operator.subset": 2},
+        Pooled(3): {"operator.kind": "tqc", "operator.drop": 3},
+        Softmax(build.estimator_for(BASE), 0.5): {"operator.kind": "softmax", "operator.temperature": 0.5},
+        Munchausen(0.1, 0.5, -2.0): {
+            "operator.kind": "munchausen",
+            "operator.temperature": 0.1,
+            "operator.scale": 0.5,
+            "operator.least": -2.0,
+        },
+    }
+    for operator, numbers in operators.items():
+        assert build.operator_for(BASE.override({**NEUTRAL, **numbers})) == operator
+    averaged = BASE.override({"operator.snapshots": 4, "optim.hard_copy_every": 7, "ensemble.certainty": 3.0})
+    settings = build.learner_for(averaged, spec, torch.Generator(), torch.device("cpu")).settings
+    assert (settings.snapshots, settings.hard_copy_every, settings.certainty) == (4, 7, 3.0)
+    prior = build.network_for(BASE.override({"ensemble.prior": 2.0}), spec)
+    assert isinstance(prior, WithPrior)
+    assert (prior.scale, prior.network) == (2.0, build.network_for(BASE, spec))
+    pulled = {"regulation.pull": 0.1, "regulation.parseval": 0.2, "regulation.project": True, "network.norm": "layer"}
+    pulled = build.learner_for(BASE.override(pulled), spec, torch.Generator(), torch.device("cpu")).settings.penalties
+    assert pulled == Penalties(0.1, 0.2, True)
+    ahead = BASE.override({"auxiliary.kind": "spr", "auxiliary.steps": 3, "auxiliary.weight": 2.0})
+    assert build.auxiliary_for(ahead) == SelfPrediction(3, 2.0)
+    assert build.auxiliary_for(BASE) is None
+    assert build.network_for(ahead, spec).transition == spec.num_actions
+    assert build.ring_for(ahead, spec, torch.device("cpu")).future == build.draw_layout(ahead, spec).future == 3
     dormant = {"regulation.trigger": "dormant", "regulation.dormant": 0.3, "regulation.dormant_share": 0.2}
     recycling = BASE.override({**dormant, "regulation.intervention": "recycle"})
     assert build.regulation_for(recycling) == regulation.Regulation(

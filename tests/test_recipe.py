@@ -79,6 +79,8 @@ OUT_OF_RANGE = [
     ("network.strides", (1, 2, 3, 2), "network.strides must be between 1 and 2, got 3"),
     ("network.strides", (1, 2, 2), "network.strides needs 4 whole numbers, got (1, 2, 2)"),
     ("ensemble.members", 0, "ensemble.members must be between 1 and 256, got 0"),
+    ("auxiliary.steps", 0, "auxiliary.steps must be between 1 and 100, got 0"),
+    ("auxiliary.weight", -1.0, "auxiliary.weight must be at least 0, got -1"),
     ("estimator.quantiles", 0, "estimator.quantiles must be between 1 and 1000, got 0"),
     ("estimator.kappa", 0, "estimator.kappa must be at least 1e-06, got 0"),
     ("regulation.threshold", 0.5, "regulation.threshold must be at least 1, got 0.5"),
@@ -138,7 +140,7 @@ WRONG_KIND = [
     ("preset", 3, "preset must be text, got 3"),
     ("replay", 3, "replay is a section: set one of its fields, such as replay.capacity"),
     ("operator.kind", "contolled", "operator.kind cannot be 'contolled': did you mean 'controlled'?"),
-    ("estimator.kind", "xyz", "estimator.kind cannot be 'xyz': choose one of categorical, quantile, scalar"),
+    ("auxiliary.kind", "xyz", "auxiliary.kind cannot be 'xyz': choose one of none, spr"),
     ("replay.ration", 2, "unknown option replay.ration: did you mean 'ratio'?"),
     ("replai.ratio", 2, "unknown option replai: did you mean 'replay'?"),
     ("protocol.stickey", 0.1, "unknown option protocol.stickey: did you mean 'sticky'?"),
@@ -178,6 +180,88 @@ def test_other_contradictions() -> None:
     with pytest.raises(UserError, match=r"replay.warmup 319 ends before the first 20-step transition of 16 lanes"):
         BASE.override(early)
     BASE.override({**early, "replay.warmup": 320})
+    ahead = {**few, "replay.n_step": 1, "auxiliary.kind": "spr", "auxiliary.steps": 4}
+    with pytest.raises(UserError, match=r"leaves 4 steps for each of 16 lanes: auxiliary.steps 4 and stack 4"):
+        BASE.override(ahead)
+    with pytest.raises(UserError, match=r"auxiliary.steps 7 contradicts auxiliary.kind none: only spr has it"):
+        BASE.override({"auxiliary.steps": 7})
+
+
+FREE = {"operator.exchange": "none", "operator.forbid": "none"}
+CROSSINGS = [
+    (
+        {"operator.kind": "tqc", "estimator.kind": "categorical", **FREE},
+        "operator.kind tqc contradicts estimator.kind categorical: it pools quantiles (use quantile or implicit)",
+    ),
+    (
+        {"operator.kind": "tqc", "operator.drop": 21, **FREE},
+        "operator.drop 21 leaves none of estimator.quantiles 21: make it smaller",
+    ),
+    (
+        {"operator.kind": "munchausen", "estimator.kind": "hl_gauss", **FREE},
+        "operator.kind munchausen contradicts estimator.kind hl_gauss: it is added to values, and there they are "
+        "logits (use scalar, quantile or implicit)",
+    ),
+    (
+        {"operator.kind": "ebql", "ensemble.members": 1, **FREE},
+        "operator.kind ebql needs others to value what a member selects: make ensemble.members at least 2",
+    ),
+    (
+        {"operator.kind": "rem", "ensemble.learn": "one", **FREE},
+        "operator.kind rem contradicts ensemble.learn one: all members are one mixture (use all)",
+    ),
+    (
+        {"operator.kind": "maxmin", "operator.subset": 9, **FREE},
+        "operator.subset 9 is more than ensemble.members 4: make it at most that",
+    ),
+    (
+        {"operator.snapshots": 3},
+        "operator.snapshots 3 contradicts optim.hard_copy_every 0: a target that moves with every update has no copies "
+        "(set optim.hard_copy_every)",
+    ),
+    (
+        {"ensemble.prior": 2.0, "estimator.kind": "categorical"},
+        "ensemble.prior 2 contradicts estimator.kind categorical: it is added to values, and there they are logits "
+        "(use scalar, quantile or implicit)",
+    ),
+    (
+        {"ensemble.prior": 2.0, "optim.decay": 0.1},
+        "ensemble.prior 2 contradicts optim.decay 0.1: a prior must not fade",
+    ),
+    (
+        {"ensemble.prior": 2.0, "auxiliary.kind": "spr"},
+        "ensemble.prior 2 contradicts auxiliary.kind spr: a prior has no latent to predict",
+    ),
+    (
+        {"regulation.trigger": "verdict", "monitor.every": 0},
+        "regulation.trigger verdict contradicts monitor.every 0: the monitor must measure to find anything",
+    ),
+    (
+        {"regulation.intervention": "answer"},
+        "regulation.intervention answer contradicts regulation.trigger spike: it answers the monitor's findings (set "
+        "regulation.trigger verdict)",
+    ),
+    (
+        {"network.kind": "own", "network.factory": "a:b", "auxiliary.kind": "spr"},
+        "network.kind own contradicts auxiliary.kind spr: it would add layers to it",
+    ),
+    (
+        {"regulation.project": True},
+        "regulation.project contradicts network.norm none: only behind a LayerNorm a weight's size does not matter "
+        "(set network.norm layer)",
+    ),
+    (
+        {"ensemble.certainty": 2.0, "ensemble.members": 1},
+        "ensemble.certainty 2 needs members that may differ: make ensemble.members at least 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CROSSINGS, ids=[message[:40] for _, message in CROSSINGS])
+def test_an_illegal_crossing_says_why(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        BASE.override(changes)
+    assert str(error.value) == message
 
 
 AXES = {
@@ -187,6 +271,16 @@ AXES = {
     "double_dqn": ("double", "scalar", 1, "mean", "all", "spike", "none"),
     "qr_dqn": ("greedy", "quantile", 1, "mean", "all", "spike", "none"),
     "c51": ("greedy", "categorical", 1, "mean", "all", "spike", "none"),
+    "iqn": ("greedy", "implicit", 1, "mean", "all", "spike", "none"),
+    "munchausen": ("munchausen", "scalar", 1, "mean", "all", "spike", "none"),
+    "averaged_dqn": ("greedy", "scalar", 1, "mean", "all", "spike", "none"),
+    "ebql": ("ebql", "scalar", 5, "mean", "one", "spike", "none"),
+    "rem": ("rem", "scalar", 4, "member", "all", "spike", "none"),
+    "tqc_discrete": ("tqc", "quantile", 5, "mean", "all", "spike", "none"),
+    "bootstrapped_dqn": ("double", "scalar", 10, "member", "all", "spike", "none"),
+    "sunrise": ("double", "categorical", 5, "optimistic", "all", "spike", "none"),
+    "drq": ("double", "scalar", 1, "mean", "all", "spike", "none"),
+    "sr_spr": ("double", "categorical", 1, "mean", "all", "periodic", "shrink_perturb"),
     "maxmin_dqn": ("maxmin", "scalar", 4, "minimum", "one", "spike", "none"),
     "redo": ("greedy", "scalar", 1, "mean", "all", "dormant", "recycle"),
     "swift": ("controlled", "quantile", 4, "mean", "all", "periodic", "shrink_perturb"),
@@ -204,7 +298,7 @@ def test_a_preset_is_its_point_on_the_axes(preset: str) -> None:
     )  # fmt: skip
     if preset != "steady":
         assert recipe.operator.ceiling == "none"
-    if preset not in ("steady", "swift", "bbf"):
+    if preset not in ("steady", "swift", "bbf", "sr_spr", "sunrise"):
         assert recipe.replay.alpha == 0
 
 
@@ -222,6 +316,10 @@ def test_every_preset_is_listed_and_documented() -> None:
     }  # fmt: skip
     document = (Path(__file__).parents[1] / "docs" / "presets.md").read_text().split("\n\n|")[1]
     rows = re.findall(r"^\| `(\w+)`", document, re.MULTILINE)
+    for name, words in re.findall(r"^\| `(\w+)` \| (.*) \|$", document, re.MULTILINE):
+        assert tuple(words.split(" | ")) == presets.axes(recipe_for(name, "Atari/Breakout")), name
+    whole = (Path(__file__).parents[1] / "docs" / "presets.md").read_text().split("## One by one")[1]
+    assert all(f"**`{name}`**" in whole for name in rows)
     assert functions - {"recipe_for"} == PRESETS.keys() == AXES.keys() == set(rows)
     assert all(PRESETS[name].__name__ == name for name in PRESETS)
 
@@ -289,7 +387,12 @@ SECTIONS = {
     for field in dataclasses.fields(Recipe)
     if isinstance(field.default_factory, type) and hasattr(field.default_factory, "owners")
 }
-NEEDED = {"recycle": {"trigger": "dormant"}}  # what a choice must come with
+OTHERS = ("greedy", "double", "maxmin", "rem", "ebql", "tqc", "softmax", "munchausen")
+NEEDED = {  # what a choice must come with
+    "recycle": {"trigger": "dormant"},
+    "answer": {"trigger": "verdict"},
+    **{kind: {"exchange": "none", "forbid": "none"} for kind in OTHERS},
+}
 FOREIGN = [
     (section, name, switch, chosen)
     for section, kind in SECTIONS.items()

@@ -28,19 +28,35 @@ from steadyq.nets import (
     Network,
     ResNet,
 )
+from steadyq.nets.encoders import Convolutional
 from steadyq.nets.forms import Form, best_form, check
 from steadyq.nets.layered import cnn
+from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import Augmentation
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
-from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
+from steadyq.value.auxiliary import Auxiliary, SelfPrediction
+from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
-from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator
+from steadyq.value.operators import (
+    Controlled,
+    Double,
+    Greedy,
+    Maxmin,
+    Mixture,
+    Munchausen,
+    Operator,
+    Others,
+    Pooled,
+    Softmax,
+)
 from steadyq.value.optim import Adam
+from steadyq.value.penalties import Penalties
 from steadyq.value.regulation import (
+    Answer,
     Dormant,
     Intervention,
     Periodic,
@@ -50,6 +66,7 @@ from steadyq.value.regulation import (
     ShrinkPerturb,
     Spike,
     Trigger,
+    Verdict,
 )
 from steadyq.value.shapes import DrawLayout
 
@@ -110,10 +127,18 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
         return _own(recipe, spec)
     network = _network_for(recipe, spec)
     atoms = estimator_for(recipe).atoms
-    network = replace(network, atoms=atoms, dueling=section.dueling, norm=section.norm, initial=section.initial)
-    if isinstance(network, ResNet | Impala):
+    network = replace(
+        network,
+        atoms=atoms,
+        dueling=section.dueling,
+        norm=section.norm,
+        initial=section.initial,
+        transition=0 if auxiliary_for(recipe) is None else spec.num_actions,
+        cosines=recipe.estimator.cosines if recipe.estimator.kind == "implicit" else 0,
+    )
+    if isinstance(network, Convolutional):
         network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
-    return network
+    return WithPrior(network, recipe.ensemble.prior) if recipe.ensemble.prior else network
 
 
 def _own(recipe: Recipe, spec: EnvSpec) -> Network:
@@ -186,6 +211,10 @@ def estimator_for(recipe: Recipe) -> Estimator:
             return Quantile(section.quantiles, section.kappa, section.reduction)
         case "categorical":
             return Categorical(section.atoms, section.low, section.high)
+        case "implicit":
+            return Implicit(section.samples, section.fixed, section.kappa, section.reduction)
+        case "hl_gauss":
+            return HLGauss(section.atoms, section.low, section.high, section.smoothing)
     assert_never(section.kind)
 
 
@@ -200,7 +229,28 @@ def operator_for(recipe: Recipe) -> Operator:
         case "double":
             return Double()
         case "maxmin":
-            return Maxmin()
+            return Maxmin(section.subset)
+        case "rem":
+            return Mixture(estimator_for(recipe))
+        case "ebql":
+            return Others(estimator_for(recipe))
+        case "tqc":
+            return Pooled(section.drop)
+        case "softmax":
+            return Softmax(estimator_for(recipe), section.temperature)
+        case "munchausen":
+            return Munchausen(section.temperature, section.scale, section.least)
+    assert_never(section.kind)
+
+
+def auxiliary_for(recipe: Recipe) -> Auxiliary | None:
+    """The loss beside the values', if there is one."""
+    section = recipe.auxiliary
+    match section.kind:
+        case "none":
+            return None
+        case "spr":
+            return SelfPrediction(section.steps, section.weight)
     assert_never(section.kind)
 
 
@@ -219,6 +269,8 @@ def _trigger(recipe: Recipe) -> Trigger:
             return Periodic(section.period, section.last)
         case "dormant":
             return Dormant(section.dormant, section.dormant_share)
+        case "verdict":
+            return Verdict()
     assert_never(section.trigger)
 
 
@@ -233,6 +285,8 @@ def _intervention(recipe: Recipe) -> Intervention | None:
             return ShrinkPerturb(section.encoder, section.head)
         case "recycle":
             return Recycle(section.dormant)
+        case "answer":
+            return Answer()
     assert_never(section.intervention)
 
 
@@ -267,6 +321,8 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
         batch=recipe.replay.batch,
         keep=_kept_columns(recipe),
         augmented=augmentation_for(recipe, spec).active,
+        future=recipe.auxiliary.future,
+        samples=recipe.estimator.samples if recipe.estimator.kind == "implicit" else 0,
     )
 
 
@@ -281,20 +337,21 @@ def _kept_columns(recipe: Recipe) -> int:
     assert_never(recipe.ensemble.learn)
 
 
-def ensemble_for(recipe: Recipe, spec: EnvSpec) -> Ensemble:
-    """All members' networks."""
+def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> Ensemble:
+    """All members' networks, or as many as are given."""
     network, dtype = network_for(recipe, spec), precision_for(recipe)
     module = isinstance(network, ModuleNetwork)
     if module and dtype != torch.float32:
         raise UserError(f"compute.precision {recipe.compute.precision}: a module computes in fp32 (use auto)")
     return (ModuleEnsemble if module else Ensemble)(
         network=network,
-        members=recipe.ensemble.members,
+        members=members or recipe.ensemble.members,
         actions=spec.num_actions,
         atoms=estimator_for(recipe).atoms,
         pixel_max=spec.pixel_max,
         form=form_for(recipe, network),
         dtype=dtype,
+        fixed=recipe.estimator.fixed,
     )
 
 
@@ -311,8 +368,10 @@ def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
     return {"device": str(device), "form": ensemble.form, "precision": precision}
 
 
-def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device) -> Learner:
-    """The learning step with freshly drawn parameters."""
+def learner_for(
+    recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device, members: int | None = None
+) -> Learner:
+    """The learning step with freshly drawn parameters, of all members or as many as are given."""
     optim = recipe.optim
     rate = Schedule.of(optim.rate).start
     settings = Settings(
@@ -320,17 +379,21 @@ def learner_for(recipe: Recipe, spec: EnvSpec, generator: torch.Generator, devic
         clip=optim.clip,
         tau=optim.tau,
         hard_copy_every=optim.hard_copy_every,
-        unit_steps=recipe.regulation.intervention == "recycle",
+        snapshots=recipe.operator.snapshots,
+        certainty=recipe.ensemble.certainty,
+        penalties=Penalties(recipe.regulation.pull, recipe.regulation.parseval, recipe.regulation.project),
+        unit_steps=recipe.regulation.intervention in ("recycle", "answer"),
     )
-    ensemble = ensemble_for(recipe, spec)
-    return Learner(ensemble, estimator_for(recipe), operator_for(recipe), settings, generator, device)
+    axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
+    return Learner(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
 def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
     """An empty replay buffer."""
     section = recipe.replay
     sampling = Sampling(section.alpha, section.beta, section.epsilon)
-    return Ring(spec, section.capacity, steps=section.largest_n, sampling=sampling, device=device)
+    steps, future = section.largest_n, recipe.auxiliary.future
+    return Ring(spec, section.capacity, steps=steps, future=future, sampling=sampling, device=device)
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
@@ -338,7 +401,7 @@ def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
     device = device_for(recipe)
     have = memory(device)
     weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
-    if (size := 4 * COPIES * weights) > have:
+    if (size := 4 * (COPIES + recipe.operator.snapshots - 1) * weights) > have:
         raise UserError(
             f"{recipe.ensemble.members} networks of {weights // recipe.ensemble.members:,} parameters take "
             f"{size / 1e9:,.1f} GB in training, {device} has {have / 1e9:,.1f}: make them smaller or fewer"

@@ -2,7 +2,9 @@
 
 Sources: [paper] printed in the paper's tables (l.1104 Atari, l.1320 Procgen); [open] the paper is silent, the reading
 is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept; [BBF] the authors'
-configuration (google-research/bigger_better_faster, `configs/BBF.gin`).
+configuration (google-research/bigger_better_faster, `configs/BBF.gin`), [SR-SPR] and [DrQ] those beside it; [REM]
+google-research/batch_rl, `online/configs/rem.gin`; [TQC] SamsungLabs/tqc_pytorch; [SUNRISE] pokaxpoka/sunrise,
+`Atari_Rainbow`; [bsuite] google-deepmind/bsuite, `boot_dqn`. A name with a year is the paper itself.
 """
 
 import math
@@ -14,6 +16,7 @@ from steadyq import envs
 from steadyq.envs import AnyEnv
 from steadyq.errors import UserError, nearest
 from steadyq.recipe import (
+    AuxiliarySection,
     EnsembleSection,
     EstimatorSection,
     EvaluationSection,
@@ -68,6 +71,112 @@ def maxmin_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
+def averaged_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """Averaged DQN: DQN whose target is the mean of the last ten copies of the network."""
+    base = _single(_base("averaged_dqn", env, scale), operator="greedy", estimator="scalar")
+    recipe = replace(
+        base,
+        operator=replace(base.operator, snapshots=10),  # [Anschel et al. 2017] K = 10
+        optim=replace(base.optim, hard_copy_every=200),  # [ours] as long as the other presets' targets look back, 1/tau
+    )
+    return _finish(recipe, changes)
+
+
+def bootstrapped_dqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """Bootstrapped DQN: Double DQN in each of ten networks with priors, one of which acts for a whole game."""
+    base = _single(_base("bootstrapped_dqn", env, scale), operator="double", estimator="scalar")
+    ensemble = EnsembleSection(
+        members=10,  # [Osband et al. 2016]; [bsuite] 20
+        act="member",  # [Osband et al. 2016]
+        learn="all",  # [bsuite] mask_prob 1
+        prior=5.0,  # [bsuite] prior_scale
+    )
+    return _finish(replace(base, ensemble=ensemble), changes)
+
+
+def ebql(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """EBQL: the one network that learns selects, all others together value."""
+    base = _single(_base("ebql", env, scale), operator="double", estimator="scalar")
+    recipe = replace(
+        base,
+        ensemble=EnsembleSection(members=5, learn="one"),  # [ours] 5; [Peer et al. 2021] one learns at a time
+        operator=replace(base.operator, kind="ebql"),
+    )
+    return _finish(recipe, changes)
+
+
+def rem(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """REM: DQN of a mixture of networks drawn anew for each update, one of which acts for a whole game."""
+    base = _single(_base("rem", env, scale), operator="greedy", estimator="scalar")
+    recipe = replace(
+        base,
+        ensemble=EnsembleSection(members=4, act="member"),  # [REM] num_networks, use_deep_exploration
+        operator=replace(base.operator, kind="rem"),
+    )
+    return _finish(recipe, changes)
+
+
+def iqn(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """IQN: QR-DQN whose network is asked for quantiles drawn anew for each sample."""
+    base = _single(_base("iqn", env, scale), operator="greedy", estimator="implicit")
+    estimator = EstimatorSection(
+        kind="implicit",
+        samples=64,  # [Dabney et al. 2018b] N = N' = 64
+        fixed=32,  # [Dabney et al. 2018b] K = 32, there drawn too
+        cosines=64,  # [Dabney et al. 2018b]
+        reduction="sum",  # [Dabney et al. 2018b] over tau
+    )
+    return _finish(replace(base, estimator=estimator), changes)
+
+
+def munchausen(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """Munchausen DQN: soft values, and a reward for the log of the action's own odds."""
+    base = _single(_base("munchausen", env, scale), operator="greedy", estimator="scalar")
+    operator = replace(
+        base.operator,
+        kind="munchausen",
+        temperature=0.03,  # [Vieillard et al. 2020]
+        scale=0.9,  # [Vieillard et al. 2020] alpha
+        least=-1.0,  # [Vieillard et al. 2020] l0
+    )
+    return _finish(replace(base, operator=operator), changes)
+
+
+def tqc_discrete(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """TQC's critics with a choice of actions: all networks' quantiles are pooled, the largest left out."""
+    base = _single(_base("tqc_discrete", env, scale), operator="greedy", estimator="quantile")
+    recipe = replace(
+        base,
+        ensemble=EnsembleSection(members=5),  # [TQC] n_nets
+        operator=replace(base.operator, kind="tqc", drop=2),  # [TQC] top_quantiles_to_drop_per_net
+        estimator=replace(base.estimator, quantiles=25),  # [TQC] n_quantiles
+    )
+    return _finish(recipe, changes)
+
+
+def sunrise(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """SUNRISE: five networks of Rainbow but for noise; what they disagree on weighs less, and is tried more."""
+    base = _single(_base("sunrise", env, scale), operator="double", estimator="categorical")
+    recipe = replace(
+        base,
+        network=replace(base.network, dueling=True),  # [SUNRISE]
+        ensemble=EnsembleSection(
+            members=5,  # [SUNRISE] num-ensemble
+            act="optimistic",  # [SUNRISE] ucb-infer
+            bonus=1.0,  # [ours] its script takes the number as an argument
+            certainty=10.0,  # [ours] the same, temperature
+        ),
+        replay=replace(
+            base.replay,
+            n_step=20,  # [SUNRISE] multi-step
+            alpha=0.5,  # [SUNRISE] priority-exponent
+            beta=0.4,  # [SUNRISE] priority-weight, there raised to 1
+            warmup=max(base.replay.warmup, 20 * base.protocol.lanes),
+        ),
+    )
+    return _finish(recipe, changes)
+
+
 def redo(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """ReDo: DQN whose dormant units are redrawn every 1,000 steps [Sokar et al. 2023]."""
     base = _single(_base("redo", env, scale), operator="greedy", estimator="scalar")
@@ -90,15 +199,57 @@ def swift(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 
 def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
-    """BBF without its self-predictive loss: one wide categorical network, double, reset and annealed in cycles."""
+    """BBF: one wide categorical network, double, a self-predictive loss, reset and annealed in cycles."""
     base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
     image = base.network.kind == "resnet"
     wide = NetworkSection(kind="impala", width=4, hidden=(2048,), renormalise=True)  # [BBF]
     recipe = replace(
         base,
         network=replace(wide if image else base.network, dueling=True, initial="xavier"),  # [BBF]
+        auxiliary=AuxiliarySection(kind="spr", steps=5, weight=5.0),  # [BBF] jumps, spr_weight
         replay=replace(base.replay, alpha=0.5, beta=0.5, epsilon=1e-10),  # [BBF] p = sqrt(loss), weights p^-1/2
         optim=replace(base.optim, epsilon=1.5e-4, decay=0.1, clip=math.inf),  # [BBF] AdamW, no clipping
+    )
+    return _finish(recipe, changes)
+
+
+def sr_spr(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """SR-SPR: SPR without noise at a high replay ratio, its encoder shrunk and its head redrawn in cycles."""
+    base = bbf(env, scale)
+    atari = base.protocol.name.startswith("atari")
+    ratio = 8 if atari else base.replay.ratio  # [SR-SPR] replay_ratio 256 of batches of 32; its paper 16
+    cycle = max(1, base.steps // (base.protocol.lanes * base.replay.every) * ratio // 20)  # [SR-SPR] 40,000 of 800,000
+    small = NetworkSection(kind="cnn", hidden=(512,), renormalise=True, dueling=True, initial="xavier")  # [SR-SPR]
+    recipe = replace(
+        base,
+        preset="sr_spr",
+        network=small if atari else base.network,  # [SR-SPR] pads its convolutions
+        regulation=replace(base.regulation, period=cycle, last=0, encoder=0.2),  # [SR-SPR] shrink_factor 0.8, no end
+        replay=replace(base.replay, ratio=ratio, n_step=10),  # [SR-SPR] update_horizon's default
+        optim=replace(base.optim, gamma=0.99, decay=0.0),  # [SR-SPR]
+    )
+    return _finish(recipe, changes)
+
+
+def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """DrQ(eps): Double DQN with dueling outputs, ten-step returns and images shifted at random, no target network."""
+    base = _single(_base("drq", env, scale), operator="double", estimator="scalar")
+    atari = base.protocol.name.startswith("atari")
+    recipe = replace(
+        base,
+        network=replace(NetworkSection(kind="cnn", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
+        replay=replace(
+            base.replay,
+            n_step=10,  # [DrQ] update_horizon
+            shift=4 if atari else 0,  # [DrQ]
+            intensity=0.05 if atari else 0.0,  # [DrQ] as its code augments
+            warmup=1600 if atari else max(base.replay.warmup, 10 * base.protocol.lanes),  # [DrQ] min_replay_history
+        ),
+        optim=replace(base.optim, epsilon=1.5e-4, clip=math.inf, hard_copy_every=1),  # [DrQ] target_update_period 1
+        explore=replace(
+            base.explore,
+            epsilon="1 -> 0.01 linear 2500 steps after 1600" if atari else base.explore.epsilon,  # [DrQ]
+        ),
     )
     return _finish(recipe, changes)
 
@@ -143,11 +294,73 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
     "double_dqn": double_dqn,
     "qr_dqn": qr_dqn,
     "c51": c51,
+    "iqn": iqn,
+    "munchausen": munchausen,
+    "averaged_dqn": averaged_dqn,
     "maxmin_dqn": maxmin_dqn,
+    "ebql": ebql,
+    "rem": rem,
+    "tqc_discrete": tqc_discrete,
+    "bootstrapped_dqn": bootstrapped_dqn,
+    "sunrise": sunrise,
     "redo": redo,
+    "drq": drq,
+    "sr_spr": sr_spr,
     "swift": swift,
     "bbf": bbf,
 }
+
+
+AXES = ("estimator", "operator", "members", "regulation", "the rest")
+
+
+def axes(recipe: Recipe) -> tuple[str, ...]:
+    """A recipe's point on the axes in words, one for each of `AXES`; defaults that do nothing are left out."""
+    operator, estimator, ensemble = recipe.operator, recipe.estimator, recipe.ensemble
+    sizes = {
+        "quantile": f"{estimator.quantiles} quantiles",
+        "categorical": f"{estimator.atoms} returns, {estimator.low:g} to {estimator.high:g}",
+        "hl_gauss": f"{estimator.atoms} intervals, {estimator.low:g} to {estimator.high:g}",
+        "implicit": f"{estimator.samples} drawn",
+    }
+    represented = [estimator.kind, *([sizes[estimator.kind]] if estimator.kind in sizes else [])]
+    bootstrap = [
+        operator.kind,
+        *([f"exchange {operator.exchange}"] if operator.exchange != "none" else []),
+        *([f"{operator.forbid} action forbidden"] if operator.forbid != "none" else []),
+        *(["ceiling"] if operator.ceiling != "none" else []),
+        *([f"mean of {operator.snapshots} copies"] if operator.snapshots > 1 else []),
+        *([f"of {operator.subset} drawn"] if operator.subset else []),
+        *([f"{operator.drop} a member dropped"] if operator.kind == "tqc" else []),
+        *([f"temperature {operator.temperature:g}"] if operator.kind in ("softmax", "munchausen") else []),
+    ]
+    whose = [
+        str(ensemble.members),
+        *([f"{ensemble.act} acts"] if ensemble.act != "mean" else []),
+        *([f"{ensemble.learn} learns"] if ensemble.learn != "all" else []),
+        *([f"prior {ensemble.prior:g}"] if ensemble.prior else []),
+        *([f"certainty {ensemble.certainty:g}"] if ensemble.certainty else []),
+    ]
+    rules = recipe.regulation
+    regulated = [
+        *([f"{rules.trigger}: {rules.intervention}"] if rules.intervention != "none" else []),
+        *([f"pull {rules.pull:g}"] if rules.pull else []),
+        *([f"parseval {rules.parseval:g}"] if rules.parseval else []),
+        *(["project"] if rules.project else []),
+    ]
+    replay = recipe.replay
+    rest = [
+        "prioritised" if replay.alpha else "uniform",
+        *([f"n {str(replay.n_step).split(' exp')[0]}"] if replay.n_step != 1 else []),
+        *([f"{replay.ratio} updates a step"] if replay.ratio > 1 else []),
+        *(["augmented"] if replay.shift or replay.intensity else []),
+        *([recipe.auxiliary.kind] if recipe.auxiliary.kind != "none" else []),
+        *([f"{recipe.network.kind} network"] if recipe.network.kind != "resnet" else []),
+        *(["dueling"] if recipe.network.dueling else []),
+        *([f"target copied every {recipe.optim.hard_copy_every}"] if recipe.optim.hard_copy_every else []),
+        *(["target acts"] if recipe.explore.act_with == "target" else []),
+    ]
+    return tuple(", ".join(words) or "none" for words in (represented, bootstrap, whose, regulated, rest))
 
 
 def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
@@ -220,7 +433,7 @@ def _single(
     recipe: Recipe,
     *,
     operator: Literal["greedy", "double"],
-    estimator: Literal["quantile", "scalar", "categorical"],
+    estimator: Literal["quantile", "scalar", "categorical", "implicit"],
 ) -> Recipe:
     """Take away ensemble, exchange, constraint, ceiling, resets and priorities; network and schedules stay."""
     return replace(

@@ -65,9 +65,9 @@ class NetworkSection:
     norm: Literal["none", "layer"] = "none"
     """layer: LayerNorm after every layer but shortcuts and outputs, over all features of a sample."""
     pooling: Literal["flatten", "average"] = "flatten"
-    """What the hidden layer of a resnet or impala network reads: all positions, or each channel's mean over them."""
+    """What the hidden layer of a network for images reads: all positions, or each channel's mean over them."""
     renormalise: bool = False
-    """Stretch the latent of a resnet or impala network to between 0 and 1, sample by sample, as SPR and BBF do."""
+    """Stretch the latent of a network for images to between 0 and 1, sample by sample, as SPR and BBF do."""
     initial: Literal["torch", "xavier"] = "torch"
     """How weights are drawn: as PyTorch does, or by Xavier's uniform rule with biases zero, as BBF does."""
     layers: tuple[str, ...] = ()
@@ -84,8 +84,8 @@ class NetworkSection:
         "channels": ("kind", ("minatar",)),
         "hidden": ("kind", ("minatar", "impala", "cnn", "mlp")),
         "width": ("kind", ("impala",)),
-        "pooling": ("kind", ("resnet", "impala")),
-        "renormalise": ("kind", ("resnet", "impala")),
+        "pooling": ("kind", ("resnet", "impala", "cnn")),
+        "renormalise": ("kind", ("resnet", "impala", "cnn")),
         "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
         "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
         "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
@@ -122,6 +122,10 @@ class EnsembleSection:
     """Which members learn from a sample: all, one at random for the whole update, or each with probability `share`."""
     share: float = 0.5
     """Chance that a member learns from a sample, where only some do."""
+    prior: float = 0.0
+    """What a fixed random network of its own is multiplied by and added to each member's values; 0 for none."""
+    certainty: float = 0.0
+    """Let a sample weigh sigmoid(-certainty x spread of the members' bootstraps) + 1/2 as in SUNRISE; 0 for 1."""
 
     owners: ClassVar[Owners] = {"bonus": ("act", ("optimistic",)), "share": ("learn", ("some",))}
 
@@ -129,6 +133,8 @@ class EnsembleSection:
         """Check ranges, and refuse fields that the chosen rules do not have."""
         within("ensemble.members", self.members, 1, 256)
         within("ensemble.share", self.share, 1e-6, 1)
+        within("ensemble.prior", self.prior, 0)
+        within("ensemble.certainty", self.certainty, 0)
         refuse_foreign(self, "ensemble")
 
 
@@ -136,9 +142,13 @@ class EnsembleSection:
 class OperatorSection:
     """Axis 1: which action, and whose value, goes into the bootstrap target."""
 
-    kind: Literal["controlled", "greedy", "double", "maxmin"] = "controlled"
+    kind: Literal["controlled", "greedy", "double", "maxmin", "rem", "ebql", "tqc", "softmax", "munchausen"] = (
+        "controlled"
+    )
     """controlled: the paper's; greedy: the target network selects and values; double: the online network selects;
-    maxmin: the best of the members' least values.
+    maxmin: the best of the members' least values; rem: a random mixture of all members; ebql: the others value what a
+    member selects; tqc: all members' quantiles without the largest; softmax: actions by their odds; munchausen: that,
+    and a reward for the action's own odds.
     """
     exchange: Literal["derangement", "permutation", "none"] = "derangement"
     """Whose selected action a member values: always another's, any permutation's, or its own."""
@@ -150,9 +160,36 @@ class OperatorSection:
     """Which networks select the bootstrap action."""
     ceiling: Literal["running_max", "none"] = "running_max"
     """Hold targets below the best discounted return of a finished trajectory, or do not."""
+    snapshots: int = 1
+    """Copies of the target networks, the last ones, whose mean is their value (Averaged DQN)."""
+    subset: int = 0
+    """Members drawn for an update of which maxmin takes the least (REDQ); 0 for all."""
+    drop: int = 2
+    """Quantiles a member, the largest of all pooled, that tqc leaves out."""
+    temperature: float = 0.03
+    """Of the odds of actions, in units of value."""
+    scale: float = 0.9
+    """What munchausen multiplies the log of the action's odds by, after the temperature."""
+    least: float = -1.0
+    """Below which that is cut."""
+
+    owners: ClassVar[Owners] = {
+        "subset": ("kind", ("maxmin",)),
+        "drop": ("kind", ("tqc",)),
+        "temperature": ("kind", ("softmax", "munchausen")),
+        "scale": ("kind", ("munchausen",)),
+        "least": ("kind", ("munchausen",)),
+    }
 
     def __post_init__(self) -> None:
-        """Refuse switches that the chosen operator does not have."""
+        """Check ranges, and refuse switches that the chosen operator does not have."""
+        within("operator.snapshots", self.snapshots, 1, 100)
+        within("operator.subset", self.subset, 0, 256)
+        within("operator.drop", self.drop, 0, 999)
+        within("operator.temperature", self.temperature, 1e-6)
+        within("operator.scale", self.scale, 0, 1)
+        within("operator.least", self.least, -1e6, 0)
+        refuse_foreign(self, "operator")
         if self.kind != "controlled":
             neutrals = {"exchange": "none", "forbid": "none", "forbid_until": "one_step", "selector": "target"}
             for name, neutral in neutrals.items():
@@ -167,8 +204,10 @@ class OperatorSection:
 class EstimatorSection:
     """Axis 2: how a return is represented and regressed."""
 
-    kind: Literal["quantile", "scalar", "categorical"] = "quantile"
-    """quantile: a distribution by its quantiles; scalar: its mean alone; categorical: by probabilities on a grid."""
+    kind: Literal["quantile", "scalar", "categorical", "implicit", "hl_gauss"] = "quantile"
+    """quantile: a distribution by its quantiles; scalar: its mean alone; categorical: by probabilities on a grid;
+    implicit: by whichever quantiles the network is asked for (IQN); hl_gauss: the mean, regressed by classification.
+    """
     quantiles: int = 51
     """Quantiles per action."""
     kappa: float = 1.0
@@ -176,19 +215,31 @@ class EstimatorSection:
     reduction: Literal["mean", "sum"] = "mean"
     """Over predicted quantiles: mean is the paper's 1/K^2, sum is QR-DQN's, K times as large."""
     atoms: int = 51
-    """Returns whose probabilities a categorical estimator predicts."""
+    """Returns, or intervals of them, whose probabilities a categorical or hl_gauss estimator predicts."""
     low: float = -10.0
-    """The least of them."""
+    """The least return."""
     high: float = 10.0
-    """The largest of them."""
+    """The largest."""
+    samples: int = 64
+    """Quantiles drawn for each sample and network in an update, where they are implicit."""
+    fixed: int = 32
+    """Evenly spaced quantiles by which an implicit estimator acts."""
+    cosines: int = 64
+    """Size of the embedding of a quantile."""
+    smoothing: float = 0.75
+    """Standard deviation of hl_gauss's targets, in widths of an interval."""
 
     owners: ClassVar[Owners] = {
         "quantiles": ("kind", ("quantile",)),
-        "kappa": ("kind", ("quantile", "scalar")),
-        "reduction": ("kind", ("quantile",)),
-        "atoms": ("kind", ("categorical",)),
-        "low": ("kind", ("categorical",)),
-        "high": ("kind", ("categorical",)),
+        "kappa": ("kind", ("quantile", "scalar", "implicit")),
+        "reduction": ("kind", ("quantile", "implicit")),
+        "atoms": ("kind", ("categorical", "hl_gauss")),
+        "low": ("kind", ("categorical", "hl_gauss")),
+        "high": ("kind", ("categorical", "hl_gauss")),
+        "samples": ("kind", ("implicit",)),
+        "fixed": ("kind", ("implicit",)),
+        "cosines": ("kind", ("implicit",)),
+        "smoothing": ("kind", ("hl_gauss",)),
     }
 
     def __post_init__(self) -> None:
@@ -196,19 +247,51 @@ class EstimatorSection:
         within("estimator.quantiles", self.quantiles, 1, 1000)
         within("estimator.kappa", self.kappa, 1e-6)
         within("estimator.atoms", self.atoms, 2, 1000)
+        for name in ("samples", "fixed", "cosines"):
+            within(f"estimator.{name}", getattr(self, name), 1, 1000)
+        within("estimator.smoothing", self.smoothing, 0.01, 100)
         if not self.low < self.high:
             raise UserError(f"estimator.low {self.low:g} must be below estimator.high {self.high:g}")
         refuse_foreign(self, "estimator")
 
 
 @dataclass(frozen=True)
+class AuxiliarySection:
+    """A loss beside the values', which asks the encoder for more than they do."""
+
+    kind: Literal["none", "spr"] = "none"
+    """spr: each member predicts what its target network will make of the next observations (SPR)."""
+    steps: int = 5
+    """How far it looks ahead."""
+    weight: float = 5.0
+    """What it is multiplied by."""
+
+    owners: ClassVar[Owners] = {"steps": ("kind", ("spr",)), "weight": ("kind", ("spr",))}
+
+    @property
+    def future(self) -> int:
+        """Steps after a transition that replay must hand out with it."""
+        return 0 if self.kind == "none" else self.steps
+
+    def __post_init__(self) -> None:
+        """Check ranges, and refuse fields that the kind does not have."""
+        within("auxiliary.steps", self.steps, 1, 100)
+        within("auxiliary.weight", self.weight, 0)
+        refuse_foreign(self, "auxiliary")
+
+
+@dataclass(frozen=True)
 class RegulationSection:
     """Axis 3: when layers are intervened on, and how. Spike ratios are measured and logged either way."""
 
-    trigger: Literal["spike", "periodic", "dormant"] = "spike"
-    """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units."""
-    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "none"] = "reinitialise"
-    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, or only measure."""
+    trigger: Literal["spike", "periodic", "dormant", "verdict"] = "spike"
+    """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units;
+    verdict: those that a finding of the monitor is about.
+    """
+    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "answer", "none"] = "reinitialise"
+    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, answer each finding by what answers
+    it, or only measure.
+    """
     threshold: float = 6.0
     """Spike ratio max|W| / quantile(|W|) above which a layer is intervened on."""
     quantile: float = 0.99
@@ -229,6 +312,12 @@ class RegulationSection:
     """The same for the last hidden layer and the outputs."""
     target: Literal["synchronise", "own", "keep"] = "synchronise"
     """The member's target network: copied from the online one, intervened on with a draw of its own, or left alone."""
+    pull: float = 0.0
+    """In every update: weight of the squared distance from the initial parameters (L2 init); 0 for none."""
+    parseval: float = 0.0
+    """In every update: weight of |W W^T - I|^2 of hidden linear layers; 0 for none."""
+    project: bool = False
+    """After every update: bring weights before a LayerNorm back to their initial size (normalise-and-project)."""
 
     owners: ClassVar[Owners] = {
         "threshold": ("trigger", ("spike",)),
@@ -251,7 +340,14 @@ class RegulationSection:
         within("regulation.dormant_share", self.dormant_share, 0, 1)
         within("regulation.encoder", self.encoder, 0, 1)
         within("regulation.head", self.head, 0, 1)
+        within("regulation.pull", self.pull, 0)
+        within("regulation.parseval", self.parseval, 0)
         refuse_foreign(self, "regulation")
+        if self.intervention == "answer" and self.trigger != "verdict":
+            raise UserError(
+                f"regulation.intervention answer contradicts regulation.trigger {self.trigger}: it answers the "
+                f"monitor's findings (set regulation.trigger verdict)"
+            )
         if self.intervention == "recycle" and self.trigger != "dormant":
             raise UserError(
                 f"regulation.intervention recycle contradicts regulation.trigger {self.trigger}: it redraws dormant "
@@ -468,6 +564,7 @@ class Recipe:
     ensemble: EnsembleSection = field(default_factory=EnsembleSection)
     operator: OperatorSection = field(default_factory=OperatorSection)
     estimator: EstimatorSection = field(default_factory=EstimatorSection)
+    auxiliary: AuxiliarySection = field(default_factory=AuxiliarySection)
     regulation: RegulationSection = field(default_factory=RegulationSection)
     replay: ReplaySection = field(default_factory=ReplaySection)
     optim: OptimSection = field(default_factory=OptimSection)
@@ -482,11 +579,13 @@ class Recipe:
         within("steps", self.steps, 1)
         within("seed", self.seed, 0, 2**31 - 1)
         slots = self.replay.capacity // self.protocol.lanes
-        n = self.replay.largest_n
+        n, what = self.replay.largest_n, "n_step"
+        if n < self.auxiliary.future:
+            n, what = self.auxiliary.future, "auxiliary.steps"
         if slots < n + self.protocol.stack:
             raise UserError(
                 f"replay.capacity {self.replay.capacity} leaves {slots} steps for each of {self.protocol.lanes} lanes: "
-                f"n_step {n} and stack {self.protocol.stack} need more"
+                f"{what} {n} and stack {self.protocol.stack} need more"
             )
         first = self.protocol.lanes * n
         if self.replay.warmup < first:
@@ -495,11 +594,19 @@ class Recipe:
                 f"{self.protocol.lanes} lanes is complete: make it at least {first}"
             )
 
+        _check_crossing(self)
+
     @property
     def updates(self) -> int:
         """Gradient updates of the whole run."""
         learning = max(0, self.steps - self.replay.warmup) // self.protocol.lanes // self.replay.every
         return learning * self.replay.ratio
+
+    @property
+    def more_passes(self) -> bool:
+        """Whether an update takes more than a pass or two of each network: its size then says little of its cost."""
+        more = self.auxiliary.kind != "none" or self.estimator.kind == "implicit"
+        return more or self.ensemble.prior > 0 or self.operator.snapshots > 1
 
     def override(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return a recipe with dotted fields changed: `override({"replay.ratio": 2})`. Unknown names raise."""
@@ -548,6 +655,77 @@ class Recipe:
             for name in mine | theirs
             if not name.startswith("compute.") and mine.get(name) != theirs.get(name)
         ]
+
+
+def _check_crossing(recipe: Recipe) -> None:
+    """Raise where two sections contradict each other, saying why."""
+    operator, ensemble, estimator = recipe.operator, recipe.ensemble, recipe.estimator
+    kind, members = f"operator.kind {operator.kind}", ensemble.members
+    logits = estimator.kind in ("categorical", "hl_gauss")
+    why = "it is added to values, and there they are logits (use scalar, quantile or implicit)"
+    atoms = {"quantile": ("quantiles", estimator.quantiles), "implicit": ("samples", estimator.samples)}
+    name, count = atoms.get(estimator.kind, ("", 0))
+    prior, certainty = f"ensemble.prior {ensemble.prior:g}", f"ensemble.certainty {ensemble.certainty:g}"
+    own = recipe.network.kind == "own"
+    asked = [
+        *([f"estimator.kind {estimator.kind}"] if estimator.kind == "implicit" else []),
+        *([f"auxiliary.kind {recipe.auxiliary.kind}"] if recipe.auxiliary.kind != "none" else []),
+        *([prior] if ensemble.prior > 0 else []),
+    ]
+    wrong: list[tuple[bool, str]] = [
+        (own and len(asked) > 0, f"network.kind own contradicts {''.join(asked[:1])}: it would add layers to it"),
+        (
+            operator.kind == "tqc" and not name,
+            f"{kind} contradicts estimator.kind {estimator.kind}: it pools quantiles (use quantile or implicit)",
+        ),
+        (
+            operator.kind == "tqc" and operator.drop >= count,
+            f"operator.drop {operator.drop} leaves none of estimator.{name} {count}: make it smaller",
+        ),
+        (operator.kind == "munchausen" and logits, f"{kind} contradicts estimator.kind {estimator.kind}: {why}"),
+        (
+            operator.kind == "ebql" and members < 2,
+            f"{kind} needs others to value what a member selects: make ensemble.members at least 2",
+        ),
+        (
+            operator.kind == "rem" and ensemble.learn != "all",
+            f"{kind} contradicts ensemble.learn {ensemble.learn}: all members are one mixture (use all)",
+        ),
+        (
+            operator.subset > members,
+            f"operator.subset {operator.subset} is more than ensemble.members {members}: make it at most that",
+        ),
+        (
+            operator.snapshots > 1 and not recipe.optim.hard_copy_every,
+            f"operator.snapshots {operator.snapshots} contradicts optim.hard_copy_every 0: a target that moves with "
+            f"every update has no copies (set optim.hard_copy_every)",
+        ),
+        (ensemble.prior > 0 and logits, f"{prior} contradicts estimator.kind {estimator.kind}: {why}"),
+        (
+            ensemble.prior > 0 and recipe.optim.decay > 0,
+            f"{prior} contradicts optim.decay {recipe.optim.decay:g}: a prior must not fade",
+        ),
+        (
+            ensemble.prior > 0 and recipe.auxiliary.kind != "none",
+            f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            recipe.regulation.trigger == "verdict" and recipe.monitor.every == 0,
+            "regulation.trigger verdict contradicts monitor.every 0: the monitor must measure to find anything",
+        ),
+        (
+            recipe.regulation.project and recipe.network.norm == "none",
+            "regulation.project contradicts network.norm none: only behind a LayerNorm a weight's size does not matter "
+            "(set network.norm layer)",
+        ),
+        (
+            ensemble.certainty > 0 and members < 2,
+            f"{certainty} needs members that may differ: make ensemble.members at least 2",
+        ),
+    ]
+    for found, message in wrong:
+        if found:
+            raise UserError(message)
 
 
 def switches(recipe: Recipe) -> set[str]:

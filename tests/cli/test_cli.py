@@ -255,6 +255,18 @@ def test_presets_lists_and_prints_the_papers_table(capsys: pytest.CaptureFixture
     assert "Ensemble size 16" in table
 
 
+def test_presets_by_their_axes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("presets", "--axes") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in presets.PRESETS)
+    assert run("presets", "tqc_discrete", "--axes", "--env", "MinAtar/Breakout") == 0
+    line = re.sub(r" {2,}", "|", capsys.readouterr().out.splitlines()[1].strip())
+    assert line == "tqc_discrete|quantile, 25 quantiles|tqc, 2 a member dropped|5|none|uniform, minatar network"
+    assert run("presets", "--axes", "--toml") == 2
+    assert "--axes and --toml: choose one of the two" in capsys.readouterr().err
+
+
 def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor") == 0
     shown = capsys.readouterr().out

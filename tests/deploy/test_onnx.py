@@ -49,6 +49,8 @@ AGENTS = {
         **{"network.scale": 1, "network.head_multiple": 8, "estimator.quantiles": 5, "protocol.max_frames": 400},
     ),
     "categorical": short("c51", "CartPole-v1", **{"ensemble.members": 1, "network.dueling": True}),
+    "implicit": short("iqn", "CartPole-v1", **{"ensemble.members": 1}),
+    "prior": short("bootstrapped_dqn", "CartPole-v1"),
     "discrete": short("dqn", "FrozenLake-v1", **{"ensemble.members": 1}),
 }  # fmt: skip
 

@@ -123,6 +123,7 @@ def test_captured_updates_equal_ordinary_ones(
     torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
 
 
+FREE = {"operator.exchange": "none", "operator.forbid": "none"}
 VARIED: dict[str, dict[str, Any]] = {
     "scheduled": {
         "replay.n_step": "5 -> 1 exponential 60 updates",
@@ -145,6 +146,14 @@ VARIED: dict[str, dict[str, Any]] = {
     "categorical": {"estimator.kind": "categorical"},
     "recycled": {"regulation.trigger": "dormant", "regulation.intervention": "recycle", "regulation.dormant": 0.5},
     "one member a game": {"ensemble.act": "member"},
+    "self-prediction": {"auxiliary.kind": "spr", "network.renormalise": True, "replay.shift": 4},
+    "implicit": {"estimator.kind": "implicit", "estimator.samples": 6},
+    "hl_gauss": {"estimator.kind": "hl_gauss"},
+    "averaged": {"operator.snapshots": 3, "optim.hard_copy_every": 7},
+    "prior": {"ensemble.prior": 3.0},
+    "certainty": {"ensemble.certainty": 10.0},
+    "maxmin of a subset": {"operator.kind": "maxmin", "operator.subset": 1, **FREE},
+    **{kind: {"operator.kind": kind, **FREE} for kind in ("rem", "ebql", "tqc", "softmax", "munchausen")},
 }
 
 

@@ -19,6 +19,7 @@ if INTERPRETED:
     from steadyq.device.kernels.triton import available
     from steadyq.device.kernels.trunk import Program, Step, trunk, trunk_reference
     from steadyq.nets.joining import Joined, parts
+    from steadyq.nets.prediction import Rollout
 
 
 @outside
@@ -249,6 +250,26 @@ def test_networks_through_the_kernels_equal_the_loop_whole_and_piece_by_piece(na
         close(z, found[0][0], 1e-5)
         for key, one, other in zip(params, gradient, found[0][1], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, msg=lambda text, k=key: f"{k}: {text}")
+
+
+@inside
+def test_a_networks_predictions_through_the_kernels_equal_the_loop() -> None:
+    """Encoder and transition model are programs; the latent is read by the values and by the first transition."""
+    network = Impala((2, 3, 4), ACTIONS * ATOMS, 1, 4, renormalise=True, transition=ACTIONS)
+    ensemble, generator = Ensemble(network, 2, ACTIONS, ATOMS, form="kernels"), torch.Generator().manual_seed(0)
+    params = ensemble.initial(generator)
+    x, action = torch.randn(2, 2, 3, 4, generator=generator), torch.tensor([[0, 1], [1, 1]])
+    pull = torch.randn(2, 2, 2, 4, generator=generator)
+    found = []
+    for form in ("loop", "kernels"):
+        leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
+        z, predicted = replace(ensemble, form=form).predict(leaves, x, action)
+        loss = (predicted * pull).sum() + z.square().sum()
+        found.append((z, predicted, *torch.autograd.grad(loss, list(leaves.values()))))
+    for one, other in zip(found[1], found[0], strict=True):
+        close(one, other, 1e-4)
+    joined = [part for part in parts(Rollout(network, 2)) if isinstance(part, Joined)]
+    assert [len(part.convolutions) for part in joined] == [15, 2, 2]
 
 
 @inside

@@ -19,9 +19,10 @@ def documented(section: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two members, quantiles, ceiling and resets: everything a run can write but a resume and a divergence."""
+    """Two members, quantiles, ceiling, a loss beside, resets: all that a run writes but a resume and a divergence."""
     changes: dict[str, Any] = {
-        "network.hidden": (8,),
+        "network.hidden": (8, 8),
+        "auxiliary.kind": "spr",
         "ensemble.members": 2,
         "replay.warmup": 64,
         "monitor.every": 50,

@@ -112,7 +112,7 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     shot = snapshot(learner, batch, draw, None)
     assert torch.equal(shot.q, learner.values(learner.online, batch.observation).q)
     leaves = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
-    loss, _ = learner.loss(learner.values(leaves, batch.observation), batch, shot.y, draw.keep)
+    loss, _ = learner.loss(learner.values(leaves, batch.observation), batch, shot.y, draw)
     gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     for key, g in gradient.items():
         assert torch.allclose(shot.gradients[key], g, atol=1e-6), key
@@ -124,7 +124,7 @@ def test_snapshot_equals_plain_autograd_on_each_member(name: str) -> None:
     assert twin.scores.keys() == twin.gradient_scores.keys() == shot.scores.keys() == shot.gradient_scores.keys()
     tap = Tap()
     z = learner.ensemble.forward(leaves, batch.observation, tap.around)
-    loss, _ = learner.loss(Values(z, z.mean(-1)), batch, shot.y, draw.keep)
+    loss, _ = learner.loss(Values(z, z.mean(-1)), batch, shot.y, draw)
     outputs = [y for (y,) in tap.outputs.values()]
     found = torch.autograd.grad(loss, outputs)
     for key, y, g in zip(tap.outputs, outputs, found, strict=True):

@@ -10,36 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
-from steadyq.nets.encoders import Described
+from steadyq.nets import MLP, Ensemble, Impala, Layered, MinAtarNet, Network, ResNet
 from steadyq.nets.forms import FORMS, best_form
-from steadyq.nets.layers import Conv, Executor, Layer, LayerNorm, Linear, T
+from steadyq.nets.layered import cnn
+from steadyq.nets.layers import Conv, Executor, LayerNorm, T
 
 MEMBERS, ACTIONS, ATOMS = 3, 4, 5
 DUELING: Any = {"dueling": True, "atoms": ATOMS}
-
-
-@dataclass(frozen=True)
-class Nature(Described):
-    """The convolutions of the Nature DQN, which the kernels are not written for, on a small image."""
-
-    observation: tuple[int, int, int]
-
-    @property
-    def body(self) -> dict[str, Layer]:
-        channels, height, width = self.observation
-        one = Conv(channels, 6, 8, 4, 0, (height, width))
-        two = Conv(6, 5, 4, 2, 0, one.image_out)
-        three = Conv(5, 4, 3, 1, 0, two.image_out)
-        features = (4, *three.image_out)
-        return {
-            "one": one, "two": two, "three": three, "hidden": Linear(math.prod(features), 8, flattens=features)
-        }  # fmt: skip
-
-    def wire(self, run: Executor[T], x: T) -> T:
-        for name in self.body:
-            x = self.units(run, name, x)
-        return self.values(run, x)
 
 
 def resnet(**options: Any) -> tuple[Network, tuple[int, ...]]:
@@ -60,7 +37,11 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala as BBF": impala(renormalise=True, initial="xavier", **DUELING),
     "impala, average": impala(pooling="average"),
     "impala, all options": impala(norm="layer", pooling="average", renormalise=True, initial="xavier", **DUELING),
-    "nature": (Nature((4, 36, 40), ACTIONS * ATOMS), (4, 36, 40)),
+    "nature": (Layered((4, 36, 40), ACTIONS * ATOMS, cnn((4, 36, 40), 8)), (4, 36, 40)),
+    "nature, renormalised, average": (
+        Layered((4, 36, 40), ACTIONS * ATOMS, cnn((4, 36, 40), 8), renormalise=True, pooling="average", **DUELING),
+        (4, 36, 40),
+    ),
     "minatar": (MinAtarNet((4, 10, 10), ACTIONS * ATOMS, channels=8, hidden=16), (4, 10, 10)),
     "minatar, norm": (MinAtarNet((4, 10, 10), ACTIONS * ATOMS, 8, 16, norm="layer", **DUELING), (4, 10, 10)),
     "mlp": (MLP((6,), ACTIONS * ATOMS, (16, 8)), (6,)),
@@ -120,6 +101,61 @@ def test_the_fastest_form_is_the_kernels_for_convolutions_they_are_written_for()
     written = {name for name in NETWORKS if name.startswith(("resnet", "impala"))}
     assert {name for name, form in best.items() if form == "kernels"} == written
     assert {best_form(network, cpu) for network, _ in NETWORKS.values()} == {"stacked"}
+
+
+# -- implicit quantiles -----------------------------------------------------------------------------------------------
+
+IMPLICIT: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "resnet": (ResNet((4, 12, 12), ACTIONS, scale=1, head_multiple=8, cosines=6), (4, 12, 12)),
+    "impala, average": (Impala((4, 12, 12), ACTIONS, 1, 8, cosines=6, dueling=True, pooling="average"), (4, 12, 12)),
+    "minatar": (MinAtarNet((4, 10, 10), ACTIONS, channels=8, hidden=16, cosines=6), (4, 10, 10)),
+    "mlp": (MLP((6,), ACTIONS, (16, 8), cosines=6, norm="layer"), (6,)),
+    "mlp of one layer over an image": (MLP((2, 3, 4), ACTIONS, (16,), cosines=6), (2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_the_forms_agree_on_the_quantiles_that_they_are_asked_for(name: str) -> None:
+    network, shape = IMPLICIT[name]
+    ensemble, generator = Ensemble(network, MEMBERS, ACTIONS, 1, fixed=3), torch.Generator().manual_seed(0)
+    params = ensemble.initial(generator)
+    x, taus = torch.randn(2, *shape, generator=generator), torch.rand(2, 5, generator=generator)
+    pull = torch.randn(MEMBERS, 2, ACTIONS, 5, generator=generator)
+    found = []
+    for form in FORMS:
+        leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
+        one = replace(ensemble, form=form)
+        z = one.forward(leaves, x, taus=taus)
+        assert z.shape == (MEMBERS, 2, ACTIONS, 5)
+        assert one.forward(params, x).shape == (MEMBERS, 2, ACTIONS, 3)
+        found.append((z, *torch.autograd.grad((z * pull).sum(), list(leaves.values()))))
+        for k in range(5):  # a quantile does not depend on what else is asked for, nor on whom
+            alone = one.forward(params, x[1:], taus=taus[1:, k : k + 1])
+            torch.testing.assert_close(alone[:, 0, :, 0], z[:, 1, :, k].detach(), rtol=1e-4, atol=1e-5)
+        even = one.forward(params, x, taus=torch.tensor([[1 / 6, 3 / 6, 5 / 6]]))
+        torch.testing.assert_close(even, one.forward(params, x))
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=3e-5)
+
+
+def test_an_implicit_quantile_by_hand() -> None:
+    """fc2(relu(fc1 x) * relu(tau(cos(pi i tau)))), then the outputs."""
+    network = MLP((6,), ACTIONS, (16, 8), cosines=4)
+    ensemble, generator = Ensemble(network, 1, ACTIONS, 1), torch.Generator().manual_seed(0)
+    params = ensemble.initial(generator)
+    x, tau = torch.randn(1, 6, generator=generator), 0.3
+
+    def layer(name: str, y: torch.Tensor) -> torch.Tensor:
+        return functional.linear(y, params[f"{name}.weight"][0], params[f"{name}.bias"][0])
+
+    waves = torch.tensor([[math.cos(math.pi * i * tau) for i in range(4)]])
+    product = functional.relu(layer("fc1", x)) * functional.relu(layer("tau", waves))
+    expected = layer("head", functional.relu(layer("fc2", product)))
+    found = ensemble.forward(params, x, taus=torch.tensor([[tau]]))
+    torch.testing.assert_close(found[0, 0, :, 0], expected[0])
+    assert network.group("tau") == "head"
+    assert "tau" in network.monitored
 
 
 @dataclass(frozen=True)

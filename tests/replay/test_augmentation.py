@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from steadyq.replay.augmentation import Augmentation, augmented, moved
-from steadyq.value.shapes import Batch, DrawLayout
+from steadyq.value.shapes import Batch, DrawLayout, Future
 
 IMAGE = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 SHIFTED = {
@@ -66,6 +66,21 @@ def test_the_two_views_of_a_transition_are_drawn_apart_and_nothing_else_changes(
     for name in ("action", "reward", "discount", "weight", "index", "stamp", "rewarded"):
         assert getattr(seen, name) is getattr(batch, name)
     assert torch.equal(batch.observation, batch.next_observation)  # what was sampled stays as it was
+
+
+def test_the_future_has_views_of_its_own() -> None:
+    layout, batch = DrawLayout(1, 1, augmented=True, future=2), batch_of(torch.tensor(IMAGE)[None, None].byte())
+    ahead = torch.tensor(IMAGE, dtype=torch.uint8).expand(2, 1, 1, 3, 3)
+    future = Future(ahead, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1) > 0)
+    shift = [[[0, 0]], [[0, 0]], [[1, 0]], [[0, -1]]]
+    draw = layout.plain(shift=shift, intensity=[[1.0], [1.0], [1.0], [0.5]])
+    seen = augmented(replace(batch, future=future), draw).future
+    assert seen is not None
+    assert seen.observation[:, 0, 0].tolist() == [SHIFTED[1, 0], (0.5 * np.array(SHIFTED[0, -1])).tolist()]
+    assert seen.action is future.action
+    assert seen.known is future.known
+    drawn = Augmentation(shift=2, intensity=0.1).draw(8, np.random.default_rng(0), future=2)
+    assert [np.shape(part) for part in drawn.values()] == [(4, 8, 2), (4, 8)]
 
 
 def test_a_draw_without_views_leaves_the_batch_alone() -> None:

@@ -50,6 +50,7 @@ class World:
     spec: EnvSpec
     capacity: int
     n: int = 1
+    future: int = 0
     seed: int = 0
     ends: float = 0.2  # share of steps that end a trajectory: termination, life loss and truncation alike
     truncations: bool = True
@@ -67,7 +68,7 @@ class World:
         self.stack.push(first)
 
     def fresh(self) -> Ring:
-        return Ring(self.spec, self.capacity, steps=self.n, sampling=Sampling())
+        return Ring(self.spec, self.capacity, steps=self.n, future=self.future, sampling=Sampling())
 
     def frames(self) -> np.ndarray:
         shape = (self.spec.lanes, *self.spec.frame_shape)
@@ -127,9 +128,34 @@ class World:
                 np.testing.assert_array_equal(batch.next_observation[row].numpy(), past.next_observation)
             assert bool(batch.rewarded[row]) == (self.lanes[lane][place].reward > 0)
 
+    def check_future(self) -> int:
+        """Compare the steps after every sampleable transition with the lists; return how many observations were known.
+
+        What follows a truncation's final frame, or a termination, is another trajectory's.
+        """
+        index = self.ring.priorities.mass.nonzero().squeeze(1)
+        stamp = self.ring.priorities.stamp[index]
+        batch = self.ring.gather(index, torch.ones(len(index)), stamp, drawn(1))
+        at = {past.number: (lane, place) for lane, pasts in enumerate(self.lanes) for place, past in enumerate(pasts)}
+        assert batch.future is not None
+        assert len(batch.future.action) == self.future
+        for row, number in enumerate(batch.action.tolist()):
+            lane, place = at[number]
+            over = False
+            for k in range(self.future):
+                past = None if over else self.lanes[lane][place + k]
+                assert bool(batch.future.known[k, row]) == (past is not None and not past.terminated)
+                if past is not None:
+                    assert int(batch.future.action[k, row]) == past.number
+                    over = past.ended
+                    if not past.terminated:
+                        np.testing.assert_array_equal(batch.future.observation[k, row].numpy(), past.next_observation)
+        return int(batch.future.known.sum())
+
     def complete(self, lane: int, place: int) -> bool:
-        window = self.lanes[lane][place : place + self.n]
-        return len(window) == self.n or any(past.ended for past in window)
+        longest = max(self.n, self.future)
+        window = self.lanes[lane][place : place + longest]
+        return len(window) == longest or any(past.ended for past in window)
 
     def check(self) -> list[int]:
         """Compare every sampleable transition with the lists; return how many each lane keeps."""
@@ -174,6 +200,31 @@ def test_every_transition_is_rebuilt_as_it_happened_over_several_wrap_arounds(la
     pasts = [past for lane in world.lanes for past in lane]
     assert any(past.ended and past.terminated for past in pasts)
     assert any(past.ended and not past.terminated for past in pasts)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(("n", "future"), [(1, 1), (1, 4), (3, 2), (2, 5)])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_the_steps_after_a_transition_are_handed_out_as_they_happened(
+    lanes: int, n: int, future: int, stack: int
+) -> None:
+    """A transition waits until its future is complete, and n-step returns stay what they are without one."""
+    world = World(spec_of(lanes, stack), capacity=17 * lanes, n=n, future=future, seed=lanes + 10 * n + 100 * stack)
+    known = 0
+    for _ in range(80):
+        world.play()
+        world.check()
+        known += world.check_future()
+    assert world.ring.wrapped
+    assert known
+
+
+def test_without_a_wish_for_them_no_later_steps_are_gathered() -> None:
+    world = World(spec_of(1, 2), capacity=17)
+    for _ in range(5):
+        world.play()
+    index = world.ring.priorities.mass.nonzero().squeeze(1)
+    assert world.ring.gather(index, torch.ones(len(index)), index, drawn(1)).future is None
 
 
 def test_flat_observations_work_as_images_do() -> None:

@@ -117,6 +117,48 @@ RECIPES = {
             "ensemble.act": "optimistic",
         }
     ),
+    "CartPole, averaged": presets.averaged_dqn("CartPole-v1").override(
+        {**SCALAR, "steps": 300, "network.hidden": (16,), "operator.snapshots": 3, "optim.hard_copy_every": 20}
+    ),
+    "CartPole, regulated by the verdict": cartpole(
+        **{
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "verdict",
+            "regulation.intervention": "answer",
+            "monitor.every": 10,
+            "optim.rate": 0.05,  # weights grow
+        }
+    ),
+    "CartPole, pulled and projected": cartpole(
+        **{"regulation.pull": 0.01, "regulation.parseval": 0.001, "regulation.project": True, "network.norm": "layer"}
+    ),
+    "CartPole, bootstrapped": presets.bootstrapped_dqn("CartPole-v1").override(
+        {**SCALAR, "steps": 300, "network.hidden": (16,)}
+    ),
+    "MinAtar, iqn, rem": presets.iqn("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "operator.kind": "rem",
+            "estimator.samples": 5,
+            "estimator.fixed": 4,
+        }
+    ),
+    "MinAtar, bbf with its self-prediction": presets.bbf("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "replay.shift": 1,
+            "replay.intensity": 0.05,
+            "regulation.threshold": 6.0,
+            "regulation.period": 30,
+            "regulation.last": 0,
+        }
+    ),
     "MinAtar, sticky": minatar(),
     "Atari": atari(),
 }
@@ -781,6 +823,33 @@ def test_dormant_units_are_recycled_within_a_run(tmp_path: Path) -> None:
     changed = (learner.target["fc2.bias"] - target["fc2.bias"]).abs().max()
     assert float(learner.target["fc2.bias"][0, 5]) != 0.0  # the target follows by its own steps
     assert changed < 1
+
+
+def test_an_alarm_of_the_monitor_starts_what_answers_it(tmp_path: Path) -> None:
+    """A weight that towers for three rows in a row: the layer is drawn anew, once, and must be found again."""
+    recipe = cartpole(
+        **{
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "verdict",
+            "regulation.intervention": "answer",
+            "monitor.every": 10,
+            "steps": 200,
+        }
+    )
+    training = started(recipe, tmp_path)
+    towering = training.learner.online["fc2.weight"]
+    while training.step_count < 110:
+        training.step()
+        if training.step_count > 64 and not resets_of(tmp_path):
+            towering[1, 2, 3] = 50.0
+    rows = [row["step"] for row in RunFolder(tmp_path).diagnostics() if row["spike"] > 6]
+    assert len(rows) == 3
+    spikes = [event for event in resets_of(tmp_path) if "weight spikes" in event["findings"]]
+    assert [(event["step"], event["member"], event["layer"], event["kind"]) for event in spikes] == [
+        (rows[2], 1, "fc2", "answer")
+    ]
+    assert float(towering.abs().max()) < 2
+    assert training.judged[0]["step"] > rows[2]
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -289,8 +289,15 @@ def test_paper_scale_costs_what_was_measured() -> None:
     assert scaled is not None
     assert 0.3 < scaled.seconds / found.seconds < 0.7
     assert scaled.factor != 1.0
-    exact = PlannedRun(run.name, run.label, run.recipe.override({"compute.precision": "fp32"}))
-    assert cost.gpu_time(exact, gpu) is None
+    for changes in (
+        {"compute.precision": "fp32"},
+        {"auxiliary.kind": "spr"},
+        {"estimator.kind": "implicit"},
+        {"ensemble.prior": 1.0},
+        {"operator.snapshots": 2, "optim.hard_copy_every": 100},
+    ):
+        other = PlannedRun(run.name, run.label, run.recipe.override(changes))
+        assert cost.gpu_time(other, gpu) is None  # not what was measured
     (small, *_) = find_study("minatar").runs()
     assert cost.gpu_time(small, gpu) is None
 

@@ -1,11 +1,12 @@
 """Axis 2: the losses against pure Python, term by term."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar, huber, td_error
+from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar, huber, td_error
 
 
 def python_huber(u: float, kappa: float) -> float:
@@ -183,6 +184,103 @@ def test_a_categorical_value_is_an_expected_return_and_no_mean_of_probabilities(
     assert float(y.mean()) == pytest.approx(1 / 51)  # what a mean over atoms would have called the target
     assert C51.crossing(logits) is None
     assert C51.atoms == 51
+
+
+# -- HL-Gauss ---------------------------------------------------------------------------------------------------------
+
+
+def normal_share(low: float, high: float, mean: float, deviation: float) -> float:
+    """Of a normal distribution between two numbers, by the sum of many thin slices."""
+    slices = 20_000
+    width = (high - low) / slices
+    middle = (low + (i + 0.5) * width for i in range(slices))
+    return sum(math.exp(-0.5 * ((x - mean) / deviation) ** 2) for x in middle) * width / deviation
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -1.9, 5.0, -7.0], ids=["middle", "between", "edge", "above", "below"])
+def test_a_number_is_smeared_into_the_shares_of_a_normal_distribution(value: float) -> None:
+    """Four intervals of width 1 from -2 to 2; what would lie outside is shared out, a number outside is at the end."""
+    estimator = HLGauss(atoms=4, low=-2.0, high=2.0, smoothing=0.75)
+    held = min(max(value, -2.0), 2.0)
+    shares = [normal_share(left, left + 1, held, 0.75) for left in (-2, -1, 0, 1)]
+    expected = [share / sum(shares) for share in shares]
+    assert estimator.smeared(torch.tensor(value)).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_hl_gauss_target_is_the_mean_backed_up_and_its_value_comes_back() -> None:
+    estimator, free = HLGauss(), torch.tensor(math.inf)
+    z = torch.randn(2, 3, 51, generator=torch.Generator().manual_seed(0))
+    reward, discount = torch.tensor([1.0, -0.5, 2.0]), torch.tensor([0.9, 0.5, 0.0])
+    y = estimator.backup(z, reward, discount, free)
+    torch.testing.assert_close(y.sum(-1), torch.ones(2, 3))
+    mean = (z.softmax(-1) * estimator.centres(z)).sum(-1)
+    torch.testing.assert_close(estimator.q(z), mean)
+    # Symmetric around the target away from the ends: the smeared mean is the target, up to the intervals' width.
+    torch.testing.assert_close(estimator.value(y), reward + discount * mean, rtol=0, atol=2e-3)
+    assert estimator.centres(z)[[0, 25, 50]].tolist() == pytest.approx([-10 + 10 / 51, 0.0, 10 - 10 / 51], abs=1e-6)
+
+
+def test_the_ceiling_holds_an_hl_gauss_target_as_a_number() -> None:
+    estimator = HLGauss(atoms=8, low=-4.0, high=4.0)
+    z = torch.zeros(1, 3, 8)  # means 0
+    reward, one, ceiling = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(2.0)
+    y = estimator.backup(z, reward, one, ceiling)
+    torch.testing.assert_close(y[0, 1], y[0, 2])
+    assert estimator.held(y, ceiling).tolist() == [[0.0, 1.0, 1.0]]
+    assert estimator.held(y, torch.tensor(math.inf)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+# -- implicit quantiles -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_implicit_quantile_loss_equals_brute_force(reduction: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 3, 5, generator=generator) * 2
+    tau = torch.rand(3, 4, generator=generator)
+    found = Implicit(4, 8, 0.7, reduction).loss(z, y, tau)
+    for member in range(2):
+        for sample in range(3):
+            total = 0.0
+            for k in range(4):
+                for j in range(5):
+                    u = float(y[member, sample, j] - z[member, sample, k])
+                    size = abs(u)
+                    loss = (0.5 * u * u if size <= 0.7 else 0.7 * (size - 0.35)) / 0.7
+                    total += abs(float(tau[sample, k]) - (u < 0)) * loss / 5
+            assert float(found[member, sample]) == pytest.approx(total / (4 if reduction == "mean" else 1), rel=1e-5)
+
+
+def test_without_drawn_quantiles_the_implicit_loss_is_the_quantile_loss() -> None:
+    z, y = torch.randn(2, 3, 2, 7, generator=torch.Generator().manual_seed(0)).unbind(2)
+    torch.testing.assert_close(Implicit().loss(z, y), Quantile(7).loss(z, y))
+    for name in ("q", "value"):
+        assert torch.equal(getattr(Implicit(), name)(z), z.mean(-1))
+    assert float(Implicit().held(torch.tensor([[[1.0, 2.0, 3.0, 3.0]]]), torch.tensor(3.0))) == 0.5
+    crossing = Implicit().crossing(torch.tensor([[[1.0, 2.0, 1.5]]]))
+    assert crossing is not None
+    assert crossing.tolist() == [0.5]
+
+
+# -- mixtures ---------------------------------------------------------------------------------------------------------
+
+ESTIMATORS: list[Estimator] = [Scalar(), Quantile(4), Categorical(5, -1.0, 3.0), HLGauss(5, -1.0, 3.0), Implicit()]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+def test_a_mixtures_mean_is_the_weighted_mean_of_means(estimator: Estimator) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, weight = torch.randn(2, 3, 4, estimator.atoms, generator=generator), torch.rand(2, 3, 4, generator=generator)
+    weight = weight / weight.sum(-1, keepdim=True)
+    mixed = estimator.mix(z, weight)
+    assert mixed.shape == (2, 3, estimator.atoms)
+    torch.testing.assert_close(estimator.q(mixed), (estimator.q(z) * weight).sum(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_certain_returns_mix_into_odds() -> None:
+    z = torch.tensor([[0.0, -torch.inf, -torch.inf], [-torch.inf, -torch.inf, 0.0]])  # certain of -10, of 10
+    mixed = Categorical(3).mix(z, torch.tensor([0.25, 0.75]))
+    assert mixed.softmax(-1).tolist() == pytest.approx([0.25, 0.0, 0.75])
 
 
 @pytest.mark.parametrize("estimator", [Scalar(), Quantile(4), Categorical(5, -1.0, 3.0)], ids=["1", "4", "5"])

@@ -14,9 +14,9 @@ import torch
 
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.replay.priority import Priorities, Sampling
-from steadyq.value.estimators import Quantile, Scalar
+from steadyq.value.estimators import Categorical, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
-from steadyq.value.operators import Controlled, Double
+from steadyq.value.operators import Controlled, Double, Greedy, Mixture, Munchausen
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import spike_ratio
 from steadyq.value.shapes import Batch, Draw, DrawLayout
@@ -210,7 +210,7 @@ def test_importance_weights_scale_each_samples_gradient() -> None:
     def gradient(batch: Batch, weight: list[float], y: torch.Tensor) -> torch.Tensor:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online.items()}
         weighted = replace(batch, weight=torch.tensor(weight))
-        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y, torch.ones(2, 1))
+        loss, _ = learner.loss(learner.values(leaves, batch.observation), weighted, y, DrawLayout(2, 2).plain())
         return torch.autograd.grad(loss, leaves["fc1.weight"])[0]
 
     first, second = gradient(batch, [1.0, 0.0], y), gradient(batch, [0.0, 1.0], y)
@@ -311,6 +311,101 @@ def test_a_scalar_resnet_learner_runs_the_same_step() -> None:
     pixels = {name: (getattr(batch, name) * 50).clamp(0, 255).byte() for name in ("observation", "next_observation")}
     updates = [learner.update(replace(batch, **pixels), draw([1, 0])) for learner in learners]
     close(updates[0].priority, updates[1].priority, "priority")
+
+
+# -- what else the target may be --------------------------------------------------------------------------------------
+
+
+def test_the_target_is_the_mean_of_the_last_copies() -> None:
+    """Three copies kept: after each hard copy the oldest is replaced; all begin as the initial network."""
+    network = MLP((5,), ACTIONS, (16,))
+    settings = Settings(adam=Adam(rate=1e-2), clip=10.0, tau=0.05, hard_copy_every=2, snapshots=3)
+    learner = Learner(Ensemble(network, 2, ACTIONS, 1), Scalar(), Greedy(), settings, torch.Generator().manual_seed(0))
+    kept = [{name: p.clone() for name, p in learner.online.items()}] * 3
+    observation = random_batch((5,), seed=9).observation
+    for step in range(9):
+        learner.update(random_batch((5,), seed=step), draw([0, 1]))
+        learner.count()
+        if step % 2:
+            kept = [*kept[1:], {name: p.clone() for name, p in learner.online.items()}]
+        every = torch.stack([learner.ensemble.forward(params, observation) for params in kept])
+        found = learner.target_values(observation)
+        close(found.z, every.mean(0), f"after {step + 1} updates")
+        close(found.q, every.mean(0).squeeze(-1), "means")
+    for name, p in learner.target.items():
+        assert torch.equal(p, kept[-1][name])  # acting and resets see the newest
+
+
+def test_averaged_targets_of_a_categorical_estimator_are_mixtures() -> None:
+    network, estimator = MLP((5,), ACTIONS * ATOMS, (16,)), Categorical(ATOMS, -1.0, 1.0)
+    settings = Settings(adam=Adam(rate=1e-2), clip=10.0, tau=0.05, hard_copy_every=1, snapshots=2)
+    learner = Learner(
+        Ensemble(network, 1, ACTIONS, ATOMS), estimator, Greedy(), settings, torch.Generator().manual_seed(0)
+    )
+    old = {name: p.clone() for name, p in learner.target.items()}
+    learner.update(random_batch((5,), seed=0), draw([0]))
+    learner.count()
+    x = random_batch((5,), seed=1).observation
+    two = [learner.ensemble.forward(params, x).softmax(-1) for params in (old, learner.target)]
+    close(learner.target_values(x).z.softmax(-1), (two[0] + two[1]) / 2, "probabilities")
+
+
+def test_a_mixtures_loss_reaches_every_member_by_its_share() -> None:
+    network, batch = MLP((5,), ACTIONS, (16,)), random_batch((5,), seed=0)
+    settings = Settings(adam=Adam(rate=1e-3), clip=1e9, tau=0.05, hard_copy_every=0)
+    learner = Learner(
+        Ensemble(network, 3, ACTIONS, 1), Scalar(), Mixture(Scalar()), settings, torch.Generator().manual_seed(0)
+    )
+    share = torch.tensor([0.2, 0.5, 0.3])
+    drawn = DrawLayout(3, COUNT).plain(share=share.numpy(), rate=1e-3)
+    leaves = {name: p.clone().requires_grad_() for name, p in learner.online.items()}
+    with torch.no_grad():
+        after = learner.ensemble.forward(learner.target, batch.next_observation).squeeze(-1)  # [member, batch, action]
+        y = batch.reward + batch.discount * (share[:, None, None] * after).sum(0).max(-1).values
+    q = learner.ensemble.forward(leaves, batch.observation).squeeze(-1)[:, torch.arange(COUNT), batch.action]
+    each = torch.nn.functional.huber_loss((share[:, None] * q).sum(0), y, reduction="none")
+    gradient = torch.autograd.grad((batch.weight * each).mean(), list(leaves.values()))
+    update = learner.update(batch, drawn)
+    close(update.priority, each.detach(), "priority")
+    for name, g in zip(leaves, gradient, strict=True):
+        close(learner.adam.first[name], 0.1 * g, name)
+        assert g.abs().sum() > 0
+
+
+def test_the_munchausen_reward_is_added_before_the_ceiling() -> None:
+    network, batch = MLP((5,), ACTIONS, (16,)), random_batch((5,), seed=0)
+    settings = Settings(adam=Adam(rate=1e-3), clip=1e9, tau=0.05, hard_copy_every=0)
+    operator = Munchausen(0.1)
+    learner = Learner(Ensemble(network, 2, ACTIONS, 1), Scalar(), operator, settings, torch.Generator().manual_seed(0))
+    learner.ceiling.fill_(0.3)
+    with torch.no_grad():
+        here, after = (learner.values(learner.target, x) for x in (batch.observation, batch.next_observation))
+        bonus = operator.bonus(here, batch)
+        soft = operator(after, after, batch, draw([0, 1])).squeeze(-1)
+        expected = (batch.reward + bonus + batch.discount * soft).clamp(max=0.3)
+    assert bonus.min() < 0
+    y, _, _ = learner.targets(batch, draw([0, 1]))
+    close(y.squeeze(-1), expected, "targets")
+
+
+def test_what_members_disagree_on_weighs_less() -> None:
+    learner, batch = learner_of(NETWORKS["mlp"], 2), random_batch((5,), seed=0)
+    learner.settings = replace(learner.settings, certainty=10.0)
+    z = torch.zeros(2, COUNT, ATOMS)
+    z[0, 3], z[1, 3] = 1.0, 3.0  # standard deviation 1
+    weight = learner.weight(z, batch) / batch.weight
+    expected = torch.ones(COUNT)
+    expected[3] = 0.5 + 1 / (1 + np.exp(10.0))
+    close(weight, expected, "weights")
+    y, _, weights = learner.targets(batch, draw([0, 1], forbid=False))
+    assert (weights < batch.weight).any()
+    loss = learner.update(batch, draw([0, 1], forbid=False)).measures["loss"]
+    other = learner_of(NETWORKS["mlp"], 2)
+    each = other.update(batch, draw([0, 1], forbid=False))
+    now = learner_of(NETWORKS["mlp"], 2)
+    losses = now.each(now.values(now.online, batch.observation).z, batch, y, draw([0, 1]))
+    close(loss, (weights * losses).mean(), "loss")
+    close(each.priority, losses.mean(0), "priorities are unweighted")
 
 
 # -- which members learn from which samples ---------------------------------------------------------------------------

@@ -1,15 +1,31 @@
 """Axis 1 by hand: two next states, three actions, two members."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from steadyq.value.estimators import Categorical, Quantile, Scalar
-from steadyq.value.operators import Controlled, Double, Greedy, Maxmin, Operator, forbid_rewarded_action, order_for
+from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
+from steadyq.value.operators import (
+    Controlled,
+    Double,
+    Greedy,
+    Maxmin,
+    Mixture,
+    Munchausen,
+    Operator,
+    Others,
+    Pooled,
+    Softmax,
+    forbid_rewarded_action,
+    order_for,
+    permitted,
+)
 from steadyq.value.shapes import Batch, Draw, DrawLayout, Values
 
 #                       a0 a1 a2     member 0 at the first and second next state, then member 1
@@ -17,13 +33,16 @@ TARGET = torch.tensor([[[1, 5, 3], [2, 0, 4]], [[6, 2, 4], [1, 3, 2]]], dtype=to
 ONLINE = torch.tensor([[[0, 1, 9], [0, 7, 1]], [[0, 9, 8], [5, 1, 2]]], dtype=torch.float32)
 SPREAD = torch.tensor([1.0, 2.0, 3.0])  # of action a0, a1, a2: two quantiles at q - spread and q + spread
 
-OPERATORS: dict[str, tuple[Operator, bool]] = {
-    "greedy": (Greedy(), False),
-    "double": (Double(), False),
-    "controlled": (Controlled(), True),
-    "controlled, not forbidding": (Controlled(), False),
-    "controlled, online selects": (Controlled("online"), True),
-    "maxmin": (Maxmin(), False),
+OPERATORS: dict[str, tuple[Callable[[Estimator], Operator], dict[str, Any]]] = {
+    "greedy": (lambda _: Greedy(), {}),
+    "double": (lambda _: Double(), {}),
+    "controlled": (lambda _: Controlled(), {"forbid": True}),
+    "controlled, not forbidding": (lambda _: Controlled(), {}),
+    "controlled, online selects": (lambda _: Controlled("online"), {"forbid": True}),
+    "maxmin": (lambda _: Maxmin(), {}),
+    "maxmin of the first member": (lambda _: Maxmin(1), {"share": [1.0, 0.0]}),
+    "rem": (Mixture, {"share": [0.25, 0.75]}),
+    "ebql": (Others, {}),
 }
 
 # y[member][state]: reward 1 for action a1 in the first transition, reward 0 for action a2 in the second, discount 1/2.
@@ -40,6 +59,12 @@ SCALAR = {
     "controlled, online selects": [[1 + 3 / 2, 0 + 2 / 2], [1 + 4 / 2, 0 + 3 / 2]],
     # least values (1, 2, 3) and (1, 0, 2): a2, valued 3 by m0 in the first state and 2 by m1 in the second, for both
     "maxmin": [[1 + 3 / 2, 0 + 2 / 2], [1 + 3 / 2, 0 + 2 / 2]],
+    # m0 alone: a1 -> 5, a2 -> 4
+    "maxmin of the first member": [[1 + 5 / 2, 0 + 4 / 2], [1 + 5 / 2, 0 + 4 / 2]],
+    # m0 / 4 + 3 m1 / 4: (4.75, 2.75, 3.75) and (1.25, 2.25, 2.5), so a0 and a2
+    "rem": [[1 + 4.75 / 2, 0 + 2.5 / 2], [1 + 4.75 / 2, 0 + 2.5 / 2]],
+    # online m0 selects (a2, a1), which m1 values 4 and 3; online m1 (a1, a0), which m0 values 5 and 2
+    "ebql": [[1 + 4 / 2, 0 + 3 / 2], [1 + 5 / 2, 0 + 2 / 2]],
 }
 QUANTILE = {
     "greedy": [[[2.5, 4.5], [0.5, 3.5]], [[3.5, 4.5], [0.5, 2.5]]],
@@ -48,6 +73,9 @@ QUANTILE = {
     "controlled, not forbidding": [[[1.0, 2.0], [-1.0, 1.0]], [[1.0, 3.0], [-0.5, 2.5]]],
     "controlled, online selects": [[[1.0, 4.0], [0.5, 1.5]], [[1.5, 4.5], [0.5, 2.5]]],
     "maxmin": [[[1.0, 4.0], [-0.5, 2.5]], [[1.0, 4.0], [-0.5, 2.5]]],
+    "maxmin of the first member": [[[2.5, 4.5], [0.5, 3.5]], [[2.5, 4.5], [0.5, 3.5]]],
+    "rem": [[[2.875, 3.875], [-0.25, 2.75]], [[2.875, 3.875], [-0.25, 2.75]]],
+    "ebql": [[[1.5, 4.5], [0.5, 2.5]], [[2.5, 4.5], [0.5, 1.5]]],
 }
 
 
@@ -71,9 +99,9 @@ BATCH = batch([1, 2], [1.0, 0.0], [0.5, 0.5])
 INFINITE = torch.tensor(torch.inf)
 
 
-def drawn(forbid: bool) -> Draw:
+def drawn(forbid: bool = False, **more: Any) -> Draw:
     """Each of two members values what the other selected."""
-    return DrawLayout(2, 2).plain(order=[1, 0], forbid=forbid)
+    return DrawLayout(2, 2).plain(order=[1, 0], forbid=forbid, **more)
 
 
 def scalars(q: Tensor) -> Values:
@@ -95,33 +123,38 @@ def quantiles(q: Tensor) -> Values:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_scalar_backups_by_hand(name: str) -> None:
-    operator, forbid = OPERATORS[name]
-    z = operator(scalars(ONLINE), scalars(TARGET), BATCH, drawn(forbid))
+    operator, given = OPERATORS[name]
+    z = operator(Scalar())(scalars(ONLINE), scalars(TARGET), BATCH, drawn(**given))
     y = Scalar().backup(z, BATCH.reward, BATCH.discount, INFINITE)
     assert y.squeeze(-1).tolist() == SCALAR[name]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_quantile_backups_by_hand(name: str) -> None:
-    operator, forbid = OPERATORS[name]
-    z = operator(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn(forbid))
+    operator, given = OPERATORS[name]
+    z = operator(Quantile(atoms=2))(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn(**given))
     y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
     assert y.tolist() == QUANTILE[name]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_categorical_backups_by_hand(name: str) -> None:
-    """A certain return of a half, such as 3.5, becomes even odds of 3 and 4."""
-    operator, forbid = OPERATORS[name]
-    z = operator(certainties(ONLINE), certainties(TARGET), BATCH, drawn(forbid))
+    """A certain return of a half, such as 3.5, becomes even odds of 3 and 4; a mixture's odds are below."""
+    operator, given = OPERATORS[name]
+    z = operator(GRID)(certainties(ONLINE), certainties(TARGET), BATCH, drawn(**given))
     y = GRID.backup(z, BATCH.reward, BATCH.discount, INFINITE)
-    assert GRID.value(y).tolist() == SCALAR[name]
+    torch.testing.assert_close(GRID.value(y), torch.tensor(SCALAR[name]))
+    if name == "rem":
+        # a0: 1 with odds 1/4, 6 with 3/4; r + z/2 is 3/2 and 4. a2: 4 and 2, so 2 and 1.
+        odds = torch.tensor([[0, 1 / 8, 1 / 8, 0, 3 / 4, 0, 0], [0, 3 / 4, 1 / 4, 0, 0, 0, 0]])
+        torch.testing.assert_close(y, odds.expand(2, 2, 7))
+        return
     for member, states in enumerate(SCALAR[name]):
         for state, value in enumerate(states):
             odds = [0.0] * 7
             odds[math.floor(value)] += 0.5
             odds[math.ceil(value)] += 0.5
-            assert y[member, state].tolist() == odds
+            assert y[member, state].tolist() == pytest.approx(odds, abs=1e-30)
 
 
 def test_maxmin_takes_the_distribution_of_the_least_member_and_not_a_mixture() -> None:
@@ -202,4 +235,119 @@ def test_a_uniform_permutation_has_fixed_points_and_none_is_the_identity() -> No
 
 
 def test_only_operators_that_select_online_ask_for_online_values() -> None:
-    assert [operator.reads_online for operator, _ in OPERATORS.values()] == [False, True, False, False, True, False]
+    reading = {name for name, (operator, _) in OPERATORS.items() if operator(Scalar()).reads_online}
+    assert reading == {"double", "controlled, online selects", "ebql"}
+    assert not any(operator(Scalar()).reads_here for operator, _ in OPERATORS.values())
+    assert Munchausen().reads_here
+
+
+# -- pooled, soft and mixed -------------------------------------------------------------------------------------------
+
+
+def test_pooled_quantiles_lose_the_largest_of_all_members_by_hand() -> None:
+    """Two members of two quantiles, one a member dropped: two of four are left.
+
+    First state: a0 (0, 2 | 5, 7) keeps 0, 2; a1 (3, 7 | 0, 4) keeps 0, 3, the largest mean; a2 (0, 6 | 1, 7) 0, 1.
+    Second: a0 (1, 3 | 0, 2) keeps 0, 1, the largest mean; a1 (-2, 2 | 1, 5) -2, 1; a2 (1, 7 | -1, 5) -1, 1.
+    """
+    z = Pooled(1)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
+    y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
+    assert y.tolist() == [[[1 + 0 / 2, 1 + 3 / 2], [0 + 0 / 2, 0 + 1 / 2]]] * 2
+    everything = Pooled(0)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
+    assert everything.shape == (2, 2, 4)
+    assert everything[0, 0].tolist() == [0.0, 2.0, 5.0, 7.0]  # a0, the first of three whose mean is 3.5
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_soft_operators_equal_brute_force(temperature: float) -> None:
+    softmax = Softmax(Quantile(2), temperature)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
+    operator = Munchausen(temperature, 0.9, -1.0)
+    munchausen = operator(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
+    bonus = operator.bonus(scalars(ONLINE), BATCH)  # of other networks here, to be told apart
+    for member in range(2):
+        for state in range(2):
+            q = TARGET[member, state].tolist()
+            total = sum(math.exp(value / temperature) for value in q)
+            odds = [math.exp(value / temperature) / total for value in q]
+            for k, sign in enumerate((-1, 1)):
+                z = [value + sign * spread for value, spread in zip(q, SPREAD.tolist(), strict=True)]
+                mean = sum(p * value for p, value in zip(odds, z, strict=True))
+                soft = sum(p * (value - temperature * math.log(p)) for p, value in zip(odds, z, strict=True))
+                assert float(softmax[member, state, k]) == pytest.approx(mean, rel=1e-5, abs=1e-5)
+                assert float(munchausen[member, state, k]) == pytest.approx(soft, rel=1e-5, abs=1e-5)
+            here = ONLINE[member, state].tolist()
+            logs = here[[1, 2][state]] - temperature * math.log(sum(math.exp(value / temperature) for value in here))
+            assert float(bonus[member, state]) == pytest.approx(0.9 * max(-1.0, logs), rel=1e-5, abs=1e-6)
+
+
+def test_a_cold_softmax_is_the_greedy_operator_whatever_the_estimator() -> None:
+    for estimator, values in ((Scalar(), scalars), (Quantile(2), quantiles), (GRID, certainties)):
+        soft = Softmax(estimator, 1e-3)(values(ONLINE), values(TARGET), BATCH, drawn())
+        hard = Greedy()(values(ONLINE), values(TARGET), BATCH, drawn())
+        torch.testing.assert_close(estimator.q(soft), estimator.q(hard))
+    cold = Munchausen(1e-3)(scalars(ONLINE), scalars(TARGET), BATCH, drawn())
+    torch.testing.assert_close(cold, Greedy()(scalars(ONLINE), scalars(TARGET), BATCH, drawn()), rtol=0, atol=1e-5)
+
+
+def test_of_several_others_the_mean_is_taken() -> None:
+    q = torch.tensor([[[1.0, 5.0]], [[2.0, 0.0]], [[9.0, 4.0]]])  # three members select a1, a0, a0
+    z = Others(Scalar())(scalars(q), scalars(q), batch([0], [0.0], [1.0]), DrawLayout(3, 1).plain())
+    assert z.flatten().tolist() == [(0 + 4) / 2, (1 + 9) / 2, (1 + 2) / 2]
+
+
+def test_a_mixture_is_regressed_as_one_network() -> None:
+    z = torch.tensor([[[1.0]], [[5.0]]])
+    assert Mixture(Scalar()).blend(z, drawn(share=[0.25, 0.75])).tolist() == [[[4.0]]]
+    assert Greedy().blend(z, drawn()) is z
+
+
+def test_shares_are_drawn_where_an_operator_mixes_and_nowhere_else() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    for operator in (Greedy(), Double(), Controlled(), Maxmin(), Others(Scalar()), Pooled(), Munchausen()):
+        assert operator.shares(4, rng).tolist() == [0.25] * 4
+    assert rng.bit_generator.state == before  # runs without it keep their random stream
+    shares = np.array([Mixture(Scalar()).shares(4, rng) for _ in range(2000)])
+    np.testing.assert_allclose(shares.sum(1), 1)
+    np.testing.assert_allclose(shares.mean(0), 0.25, atol=0.01)
+    subsets = np.array([Maxmin(2).shares(5, rng) for _ in range(2000)])
+    assert set(np.unique(subsets)) == {0.0, 0.5}
+    assert ((subsets > 0).sum(1) == 2).all()
+    np.testing.assert_allclose((subsets > 0).mean(0), 2 / 5, atol=0.04)
+
+
+# -- actions that the environment does not allow -----------------------------------------------------------------------
+
+EVERY: dict[str, Callable[[Estimator], Operator]] = {
+    **{name: operator for name, (operator, _) in OPERATORS.items()},
+    "tqc": lambda _: Pooled(1),
+    "softmax": lambda estimator: Softmax(estimator, 2.0),
+    "munchausen": lambda _: Munchausen(2.0),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_operator_bootstraps_from_an_action_that_is_not_allowed(name: str) -> None:
+    """Whatever that action were worth, it changes nothing; and where it alone was the best, something else is taken."""
+    operator, allowed = EVERY[name](Quantile(2)), torch.tensor([[True, False, True], [False, True, True]])
+    found = []
+    for value in (-50.0, 50.0):
+        sets = []
+        for q in (ONLINE, TARGET):
+            values = quantiles(torch.where(allowed, q, value))
+            sets.append(Values(values.z, permitted(values.q, allowed)))  # as the learner hands them over
+        masked = replace(BATCH, next_allowed=allowed, allowed=allowed)
+        found.append(operator(*sets, masked, drawn()))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0].abs().max() < 20
+
+
+def test_the_munchausen_reward_knows_what_was_allowed() -> None:
+    allowed = torch.tensor([[False, True, True], [True, True, True]])
+    values = scalars(ONLINE)
+    masked = Values(values.z, permitted(values.q, allowed))
+    bonus = Munchausen(1.0, 1.0, -100.0).bonus(masked, BATCH)
+    q = ONLINE[0, 0].tolist()  # without a0: log(e^q1 / (e^q1 + e^q2))
+    assert float(bonus[0, 0]) == pytest.approx(q[1] - math.log(math.exp(q[1]) + math.exp(q[2])), abs=1e-5)
+    assert bonus.isfinite().all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from steadyq.monitor.verdict import RULES
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.value.estimators import Quantile
 from steadyq.value.flat import Flat
@@ -16,6 +17,8 @@ from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import (
+    ANSWERS,
+    Answer,
     Dormant,
     Evidence,
     Intervention,
@@ -26,6 +29,7 @@ from steadyq.value.regulation import (
     ShrinkPerturb,
     Spike,
     Trigger,
+    Verdict,
     spike_ratio,
     spike_ratios,
 )
@@ -515,3 +519,77 @@ def test_the_first_update_of_a_recycled_unit_is_at_most_one_rate() -> None:
 
 def test_keeping_a_recycled_units_steps_would_make_it_several_times_the_rate() -> None:
     assert recycled(keep_steps=True) > 3
+
+
+# -- the monitor's findings -------------------------------------------------------------------------------------------
+
+
+def evidence_of(*findings: str) -> Evidence:
+    """fc2 of member 1 has a spike; unit 3 of member 0 and unit 5 of member 2 of fc1 are dormant."""
+    scores = {name: torch.ones(MEMBERS, 16) for name in ("fc1", "fc2")}
+    scores["fc1"][0, 3] = scores["fc1"][2, 5] = 0.0
+    return Evidence(LAYERS, torch.tensor([[1.0, 1.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]), scores, findings)
+
+
+ACCUSED = {
+    "weight spikes": {"fc1": [0, 0, 0], "fc2": [0, 1, 0], "head": [0, 0, 0]},
+    "dormant units": {"fc1": [1, 0, 1], "fc2": [0, 0, 0]},
+    "rank collapse": {"fc2": [1, 1, 1], "head": [1, 1, 1]},
+    "growing weights": {"fc1": [1, 1, 1], "fc2": [1, 1, 1], "head": [1, 1, 1]},
+    "violent updates": {},
+    "overestimation": {},
+}
+
+
+@pytest.mark.parametrize("finding", ACCUSED)
+def test_a_finding_accuses_the_layers_that_it_is_about(finding: str) -> None:
+    learner = trained(1)
+    mask = Verdict()(evidence_of(finding), learner.ensemble)
+    assert {name: hit.int().tolist() for name, hit in mask.items()} == ACCUSED[finding]
+    assert (finding in ANSWERS) == bool(ACCUSED[finding])
+
+
+def test_findings_are_named_as_the_monitor_names_them() -> None:
+    names = {rule.name for rule in RULES if rule.mechanism == "parameter"}
+    assert ANSWERS.keys() < names
+    assert names - ANSWERS.keys() == {"violent updates"}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_every_finding_is_answered_by_its_own_intervention(flat: bool) -> None:
+    learner, plain = trained(by_unit=True, flat=flat), trained(by_unit=True, flat=flat)
+    before = copied(plain.online)
+    seen = evidence_of("weight spikes", "dormant units")
+    events = Regulation(Verdict(), Answer(), "keep")(learner, seen, torch.Generator().manual_seed(3))
+    assert [(event["member"], event["layer"]) for event in events] == [(0, "fc1"), (1, "fc2"), (2, "fc1")]
+    assert all(event["findings"] == ["weight spikes", "dormant units"] for event in events)
+    assert {event["kind"] for event in events} == {"answer"}
+    # Member 1's spiked layer is drawn anew, dormant units have fresh rows and silent columns; nothing else moved.
+    changed = {name: (p != before[name]) for name, p in learner.online.items()}
+    assert changed["fc2.weight"][1].all()
+    assert changed["fc1.weight"].any(2).nonzero().tolist() == [[0, 3], [2, 5]]
+    assert changed["fc2.weight"][0].any(0).nonzero().flatten().tolist() == [3]
+    assert changed["fc2.weight"][2].any(0).nonzero().flatten().tolist() == [5]
+    assert not learner.online["fc2.weight"][0, :, 3].any()
+    assert not changed["head.weight"].any()
+    for name, where in changed.items():
+        if name.endswith("weight"):
+            assert torch.equal(learner.adam.step[name] == 0, where | (learner.adam.step[name] == 0))
+            assert not learner.adam.first[name][where].any()
+
+
+def test_growth_is_answered_by_shrinking() -> None:
+    learner = trained(by_unit=True)
+    before = copied(learner.online)
+    Regulation(Verdict(), Answer())(learner, evidence_of("growing weights"), torch.Generator().manual_seed(3))
+    for name, p in learner.online.items():
+        rest = (p - 0.8 * before[name]).abs().max()
+        assert 0 < float(rest) <= 0.2 * 0.51  # a fifth of a fresh draw, at most 1/sqrt(4) each
+        assert torch.equal(learner.target[name], p)
+
+
+def test_a_finding_without_an_answer_changes_nothing() -> None:
+    learner = trained(by_unit=True)
+    before = copied(learner.online)
+    assert Regulation(Verdict(), Answer())(learner, evidence_of("violent updates"), torch.Generator()) == []
+    assert all(torch.equal(p, before[name]) for name, p in learner.online.items())

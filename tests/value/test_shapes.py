@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steadyq.value.shapes import Batch, DrawLayout
+from steadyq.value.shapes import Batch, DrawLayout, Future
 
 
 def everything(layout: DrawLayout, seed: int = 0) -> dict[str, np.ndarray]:
@@ -85,6 +85,12 @@ def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
     columns = [torch.arange(10 * i, 10 * i + 6) for i in range(11)]
     part = Batch(*columns).part(2, 5)
     assert [getattr(part, name).tolist() for name in ("observation", "rewarded")] == [[2, 3, 4], [82, 83, 84]]
-    assert all(len(value) == 3 for value in vars(part).values())
     unmasked = Batch(*columns[:9]).part(2, 5)
     assert unmasked.allowed is unmasked.next_allowed is None
+    assert all(len(value) == 3 for name, value in vars(part).items() if name != "future")
+    assert part.future is None
+    ahead = Future(*(torch.arange(12).view(2, 6) + 100 * i for i in range(3)))
+    later = Batch(*columns, future=ahead).part(2, 5).future
+    assert later is not None
+    assert later.observation.tolist() == [[2, 3, 4], [8, 9, 10]]
+    assert later.known.tolist() == [[202, 203, 204], [208, 209, 210]]

@@ -105,11 +105,9 @@ class Draws:
 
     def __call__(self) -> Tensor:
         """One packed draw."""
-        packed = self.layout.pack(
-            uniform=self.rng.random(BATCH), order=np.roll(np.arange(self.layout.members), 1), forbid=True, keep=1.0,
-            rate=SETTINGS.adam.rate, horizon=1, gamma=0.99, shift=0, intensity=1.0,
-        )  # fmt: skip
-        return torch.from_numpy(packed)
+        drawn = {"uniform": self.rng.random(BATCH), "order": np.roll(np.arange(self.layout.members), 1)}
+        decided = {"forbid": True, "rate": SETTINGS.adam.rate}
+        return torch.from_numpy(self.layout.pack(**self.layout.nothing | drawn | decided))
 
 
 class PlainLoop:
@@ -157,7 +155,7 @@ class PlainLoop:
 class CompiledGrouped(Learner):
     """Grouped convolutions in channels-last order under `torch.compile`: PyTorch's own way to run members at once."""
 
-    def values(self, params: Params, observation: Tensor) -> Values:
+    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
         """Distributions and means at the observations."""
         if not hasattr(self, "compiled"):
             torch.compiler.reset()  # or a few scales in one process exhaust what may be compiled of one function
@@ -225,12 +223,12 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
     drawn = draws().to(device)
     draw = draws.layout.unpack(drawn)
     batch = ring.sample(draw)
-    y, target = learner.targets(batch, draw)
+    y, target, _ = learner.targets(batch, draw)
 
     def gradient() -> tuple[Params, Tensor, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
         now = learner.values(leaves, batch.observation)
-        loss, each = learner.loss(now, batch, y, draw.keep)
+        loss, each = learner.loss(now, batch, y, draw)
         found = torch.autograd.grad(loss, list(leaves.values()))
         return dict(zip(leaves, found, strict=True)), each.detach(), now.q.detach()
 

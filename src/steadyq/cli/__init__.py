@@ -120,7 +120,7 @@ def _help() -> None:
 WRONG = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 """What the system says of a place that was badly chosen."""
 
-IMPORTING = ("train", "evaluate", "play", "export", "share", "sweep")
+IMPORTING = ("train", "evaluate", "play", "export", "share", "sweep", "tune")
 """Commands that play games, and import the module of a user's own for it; they say so."""
 
 COMMANDS = {
@@ -139,6 +139,7 @@ COMMANDS = {
         "suites",
         "Run games x seeds x variants, or continue them: `steadyq sweep decoupling --games MinAtar/Breakout`.",
     ),
+    "tune": ("tuning", "Search for a better recipe, several seeds a trial: `steadyq tune CartPole-v1 --trials 30`."),
     "ppo": ("suites", "Train Procgen's PPO baseline, or continue it: `steadyq ppo CoinRun`."),
     "presets": ("machine", "List the presets, or print one: `steadyq presets steady --scale paper`."),
     "paper": ("suites", "Recompute the paper's tables and check its numbers: `steadyq paper check`."),

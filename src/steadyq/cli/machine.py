@@ -27,6 +27,8 @@ class PresetsOptions:
     """Environment to print it for."""
     toml: bool = False
     """Print the whole recipe as TOML."""
+    axes: bool = False
+    """Print where on the axes each preset, or the one named, lies."""
 
 
 def presets(words: list[str]) -> int:
@@ -34,8 +36,16 @@ def presets(words: list[str]) -> int:
     options = parse(PresetsOptions, words)
 
     from steadyq.paper.settings import hyperparameters
-    from steadyq.presets import PRESETS, SCALES, recipe_for
+    from steadyq.presets import AXES, PRESETS, SCALES, axes, recipe_for
 
+    if options.axes:
+        if options.toml:
+            raise UserError("--axes and --toml: choose one of the two")
+        table = Table("preset", *AXES, box=None, header_style="bold")
+        for name in [options.name] if options.name else PRESETS:
+            table.add_row(name, *axes(recipe_for(name, options.env, options.scale)))
+        OUT.print(table)
+        return 0
     if not options.name:
         if options.toml:
             raise UserError(f"--toml prints one preset: name it, {', '.join(PRESETS)}")

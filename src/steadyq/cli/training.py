@@ -16,6 +16,7 @@ from steadyq.cli.terminal import OUT, check_file, say_imports, say_imports_of, s
 from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
+from steadyq.run.files import read_text
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class TrainOptions:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     run: Path | None = None
     """Run folder; by default runs/<env>-<preset>-<scale>-<changed options>-seed<n>."""
+    base: Annotated[Path | None, tyro.conf.arg(name="recipe")] = None
+    """Begin with the recipe in this file (a run's recipe.toml, a search's best.toml) in place of a preset's."""
 
 
 def train(words: list[str]) -> int:
@@ -37,6 +40,7 @@ def train(words: list[str]) -> int:
     first.add_argument("env", nargs="?")
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
+    first.add_argument("--recipe")
     brief, helping = {*words} & {"-h", "--help"}, {*words} & {"-h", "--help", "--help-all"}
     words = ["--help" if word == "--help-all" else word for word in words]
     try:
@@ -47,12 +51,18 @@ def train(words: list[str]) -> int:
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
+    written = Recipe.from_toml(read_text(Path(given.recipe))) if given.recipe else None
+    if written is not None:
+        given.env = given.env or written.env
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
-    say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
+    if written is not None:
+        say_imports_of(written)
+    else:
+        say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
         env = Environment(given.env or "MinAtar/Breakout", tuple(kwargs), tuple(wrappers))
-        base = recipe_for(given.preset, env, given.scale)
+        base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
     except UserError:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
@@ -107,6 +117,15 @@ def train(words: list[str]) -> int:
         for line in (f"report {word}", f"play {word} --out game.mp4", f"evaluate {word}"):
             OUT.print(f"{'next' if line.startswith('report') else '':<8} steadyq {line}")
     return code
+
+
+def _for(written: Recipe, env: Environment, file: str) -> Recipe:
+    """A recipe from a file, if it is for this environment."""
+    from steadyq import envs
+
+    if envs.canonical(env) != written.env:
+        raise UserError(f"--recipe {file} is for {written.env}, not for {envs.canonical(env)}")
+    return written
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from steadyq.nets.layers import Executor
 from steadyq.nets.units import unit_scores, unit_sizes
 from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
-from steadyq.value.operators import take
 from steadyq.value.shapes import Batch, Draw, Params
 
 PIECE = {"cuda": 2**31, "cpu": 2**28}
@@ -83,16 +82,17 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         look = _values(learner, piece, draw, previous)
         tap = Tap()
         with torch.enable_grad():
-            z = learner.ensemble.forward(leaves, piece.observation, tap.around)
-            each = learner.estimator.loss(take(z, piece.action.expand(z.shape[0], -1)), look["y"])
+            z = learner.ensemble.forward(leaves, piece.observation, tap.around, draw.taus[0])
+            each = learner.each(z, piece, look["y"], draw)
             with tap.measuring(learner.ensemble):
-                found = torch.autograd.grad(each.sum() / count, list(leaves.values()))
+                found = torch.autograd.grad(each.sum() / count, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(leaves, found, strict=True):
             gradients[name] += gradient
         share = len(piece.action) / count
         for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
             total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
         features = members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2)
+        features = features.view(len(features), len(piece.action), -1, features.shape[-1]).mean(2)  # over quantiles
         q = _among_allowed(learner.estimator.q(z.detach()), piece.allowed)
         looks.append({**look, "z": z.detach(), "q": q, "features": features})
     return Snapshot(
@@ -120,7 +120,7 @@ def states_together(ensemble: Ensemble, count: int, device: str) -> int:
 @torch.no_grad()
 def _values(learner: Learner, batch: Batch, draw: Draw, previous: Params | None) -> dict[str, Tensor]:
     """Targets, and the values that are compared with the online network's, as `Snapshot` names them."""
-    y, target = learner.targets(batch, draw)
+    y, target, _ = learner.targets(batch, draw)
 
     def now(params: Params) -> Tensor:
         return _among_allowed(learner.values(params, batch.observation).q, batch.allowed)
@@ -142,7 +142,13 @@ def activation_scores(ensemble: Ensemble, params: Params, observation: Tensor) -
     """Score of every hidden layer's units by what they put out, `[member, unit]` (ReDo's)."""
     tap = Tap()
     ensemble.forward(params, observation, tap.around)
-    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in tap.outputs.items()}
+    outputs = learning(tap.outputs, ensemble)
+    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in outputs.items()}
+
+
+def learning(outputs: dict[str, list[Tensor]], ensemble: Ensemble) -> dict[str, list[Tensor]]:
+    """Those of layers that learn: the units of a fixed prior say nothing of how learning goes."""
+    return {name: parts for name, parts in outputs.items() if ensemble.network.group(name) != "prior"}
 
 
 class Tap:
@@ -164,6 +170,7 @@ class Tap:
         Gradients are measured as they pass and not kept: those of all layers together would take more memory than
         training does.
         """
+        self.outputs = learning(self.outputs, ensemble)
         slopes: dict[str, dict[int, Tensor]] = {name: {} for name in self.outputs}
 
         def measure(name: str, place: int, y: Tensor, slope: Tensor) -> None:

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Literal
 
+from steadyq.errors import UserError
 from steadyq.nets.layers import Conv, Executor, Group, Initial, Layer, LayerNorm, Linear, T, pooled
 
 Norm = Literal["none", "layer"]
@@ -14,11 +15,14 @@ Pooling = Literal["flatten", "average"]
 
 @dataclass(frozen=True)
 class Described:
-    """What all descriptions share: layers in order, the last of them hidden, then outputs read off its units.
+    """What all descriptions share: an encoder, a hidden layer over its latent, then outputs read off its units.
 
     With `norm` every layer but shortcuts and outputs is followed by a `LayerNorm` before anything else happens to what
     it puts out. With `dueling` the outputs are V + A - mean A, `atoms` values and `outputs` (actions x atoms)
-    advantages.
+    advantages. With `transition`, a number of actions, there is a model of the next latent beside it: two layers over
+    latent and action, 3x3 convolutions where it is an image, and a predictor behind the hidden layer, as SPR and BBF
+    have them; `wire` reads neither. With `cosines` the outputs are those of quantiles that come with an observation:
+    the latent is multiplied by features of each, a linear layer of so many cosines, as in IQN.
     """
 
     observation: tuple[int, ...]
@@ -28,6 +32,8 @@ class Described:
     dueling: bool = False
     norm: Norm = "none"
     initial: Initial = "torch"
+    transition: int = 0
+    cosines: int = 0
 
     @cached_property
     def body(self) -> dict[str, Layer]:
@@ -50,7 +56,31 @@ class Described:
                 found[f"{name}.norm"] = LayerNorm(layer.outputs, image)
         features = body[self.hidden_layer].outputs
         sizes = (self.atoms, self.outputs) if self.dueling else (self.outputs,)
-        return found | {name: Linear(features, size) for name, size in zip(self.heads, sizes, strict=True)}
+        if self.cosines:
+            found["tau"] = Linear(self.cosines, body[self.hidden_layer].inputs)
+        found |= {name: Linear(features, size) for name, size in zip(self.heads, sizes, strict=True)}
+        return found | self.predicting
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Of the latent that the hidden layer reads."""
+        return self.body[self.hidden_layer].input_shape
+
+    @cached_property
+    def predicting(self) -> dict[str, Layer]:
+        """The model of the next latent and its predictor, where there is one."""
+        if not self.transition:
+            return {}
+        if len(self.body) == 1:
+            raise UserError("a self-predictive loss needs a layer before the last hidden one: give network.hidden two")
+        (units, *image), hidden = self.latent_shape, self.body[self.hidden_layer].outputs
+        size = (image[0], image[1]) if image else (0, 0)
+        kind = partial(Conv, image=size) if image else Linear
+        return {
+            "transition.1": kind(units + self.transition, units),
+            "transition.2": kind(units, units),
+            "predictor": Linear(hidden, hidden),
+        }
 
     @cached_property
     def hidden_layer(self) -> str:
@@ -64,11 +94,11 @@ class Described:
 
     @cached_property
     def monitored(self) -> tuple[str, ...]:
-        """All convolutions and linear layers but shortcuts."""
+        """All convolutions and linear layers that values come through, but shortcuts."""
         return tuple(
             name
             for name, layer in self.layers.items()
-            if not isinstance(layer, LayerNorm) and not name.endswith("shortcut")
+            if not isinstance(layer, LayerNorm) and not name.endswith("shortcut") and name not in self.predicting
         )
 
     @cached_property
@@ -78,8 +108,9 @@ class Described:
         return {**found, self.hidden_layer: self.heads}
 
     def group(self, name: str) -> Group:
-        """The last hidden layer and the outputs are the head."""
-        return "head" if name.removesuffix(".norm") in (self.hidden_layer, *self.heads) else "encoder"
+        """The last hidden layer and what lies beside and behind it are the head; the transition is of the encoder."""
+        head = (self.hidden_layer, *self.heads, "tau", "predictor")
+        return "head" if name.removesuffix(".norm") in head else "encoder"
 
     def units(self, run: Executor[T], name: str, x: T, *, relu: bool = True, residual: T | None = None) -> T:
         """A layer, its normalisation, the sum with `residual`, ReLU."""
@@ -89,29 +120,47 @@ class Described:
         y = y if residual is None else run.add(y, residual)
         return run.relu(y, name) if relu else y
 
+    def latent(self, run: Executor[T], x: T) -> T:
+        """What the encoder makes of x, for the hidden layer to read."""
+        raise NotImplementedError
+
+    def following(self, run: Executor[T], x: T, step: int) -> T:
+        """The next latent, after the action taken so many steps later."""
+        return run.layer("transition.2", run.layer("transition.1", run.acted(x, step), relu=True), relu=True)
+
+    def read(self, run: Executor[T], x: T) -> T:
+        """A latent as the hidden layer reads it."""
+        return x
+
+    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
+        """The last hidden units of a latent."""
+        return self.units(run, self.hidden_layer, self.read(run, x), relu=relu)
+
+    def outputs_of(self, run: Executor[T], x: T) -> T:
+        """The outputs from a latent."""
+        if not self.cosines:
+            return self.values(run, self.project(run, x))
+        quantiles = run.layer("tau", run.cosines(self.cosines), relu=True)
+        return self.values(run, self.units(run, self.hidden_layer, run.asked(self.read(run, x), quantiles)))
+
     def values(self, run: Executor[T], x: T) -> T:
         """The outputs from the last hidden units."""
         if self.dueling:
             return run.dueling(run.layer("value", x), run.layer("advantage", x))
         return run.layer(self.output, x)
 
+    def wire(self, run: Executor[T], x: T) -> T:
+        """Encoder, hidden layer, outputs."""
+        return self.outputs_of(run, self.latent(run, x))
+
 
 @dataclass(frozen=True)
-class Residual(Described):
-    """A residual encoder of images whose latent is perhaps renormalised and pooled before the hidden layer."""
+class Convolutional(Described):
+    """An encoder of images whose latent is perhaps renormalised, and pooled before the hidden layer."""
 
-    observation: tuple[int, int, int]
     _: KW_ONLY
     pooling: Pooling = "flatten"
     renormalise: bool = False
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Each block's first convolution, and the hidden layer; all others add to the residual stream."""
-        found: dict[str, tuple[str, ...]] = {
-            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
-        }
-        return {**found, self.hidden_layer: self.heads}
 
     def projection(self, channels: int, image: tuple[int, int], width: int) -> Linear:
         """The hidden layer over the latent."""
@@ -123,12 +172,40 @@ class Residual(Described):
         """The latent of images, before pooling."""
         raise NotImplementedError
 
-    def wire(self, run: Executor[T], x: T) -> T:
-        """Encoder, hidden layer, outputs."""
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Of the last convolution's output."""
+        last = list(self.body.values())[-2]
+        return (last.outputs, *last.image_out) if isinstance(last, Conv) else super().latent_shape
+
+    def latent(self, run: Executor[T], x: T) -> T:
+        """Encoded, and perhaps renormalised."""
         x = self.encode(run, x)
-        x = run.renormalise(x) if self.renormalise else x
-        x = run.average(x) if self.pooling == "average" else x
-        return self.values(run, self.units(run, self.hidden_layer, x))
+        return run.renormalise(x) if self.renormalise else x
+
+    def following(self, run: Executor[T], x: T, step: int) -> T:
+        """Renormalised as the latent is."""
+        x = super().following(run, x, step)
+        return run.renormalise(x) if self.renormalise else x
+
+    def read(self, run: Executor[T], x: T) -> T:
+        """All positions or their mean."""
+        return run.average(x) if self.pooling == "average" else x
+
+
+@dataclass(frozen=True)
+class Residual(Convolutional):
+    """An encoder in residual blocks, each of a conv1 and a conv2."""
+
+    observation: tuple[int, int, int]
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Each block's first convolution, and the hidden layer; all others add to the residual stream."""
+        found: dict[str, tuple[str, ...]] = {
+            name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
+        }
+        return {**found, self.hidden_layer: self.heads}
 
 
 @dataclass(frozen=True)
@@ -234,9 +311,9 @@ class MinAtarNet(Described):
         features = (self.channels, *conv.image_out)
         return {"conv": conv, "hidden": Linear(math.prod(features), self.hidden, flattens=features)}
 
-    def wire(self, run: Executor[T], x: T) -> T:
-        """ReLU after each layer but the last."""
-        return self.values(run, self.units(run, "hidden", self.units(run, "conv", x)))
+    def latent(self, run: Executor[T], x: T) -> T:
+        """The convolution's units."""
+        return self.units(run, "conv", x)
 
 
 @dataclass(frozen=True)
@@ -251,8 +328,8 @@ class MLP(Described):
         sizes = (math.prod(self.observation), *self.hidden)
         return {f"fc{i}": Linear(inputs, outputs) for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)}
 
-    def wire(self, run: Executor[T], x: T) -> T:
-        """ReLU after each layer but the last."""
-        for name in self.body:
+    def latent(self, run: Executor[T], x: T) -> T:
+        """ReLU after each hidden layer but the last."""
+        for name in list(self.body)[:-1]:
             x = self.units(run, name, x)
-        return self.values(run, x)
+        return x

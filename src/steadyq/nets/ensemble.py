@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never, cast
 
 import torch
 from torch import Tensor
 
 from steadyq.nets.forms import Form, Kernels, Loop, Stacked, check
-from steadyq.nets.layers import Executor, Layer, LayerNorm, Network
+from steadyq.nets.layers import Encoding, Executor, Layer, LayerNorm, Network, Wiring
+from steadyq.nets.prediction import Projection, Rollout
 
 Params = dict[str, Tensor]
 """Parameters by name, each stacked over members in its first dimension."""
@@ -31,6 +32,7 @@ class Ensemble:
     pixel_max: float = 1.0
     form: Form = "stacked"
     dtype: torch.dtype = torch.float32
+    fixed: int = 32  # quantiles that a network with `cosines` is asked for where nobody says which
 
     @property
     def exact(self) -> tuple[str, ...]:
@@ -71,31 +73,80 @@ class Ensemble:
         params: Params,
         observation: Tensor,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+        taus: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom] of observations [batch, ...] shown to every member.
 
-        `around` may wrap what executes the pieces, to look at what lies between them.
+        `around` may wrap what executes the pieces, to look at what lies between them. `taus[batch or 1, atom]` are the
+        quantiles that a network with `cosines` is asked for; without them evenly spaced ones.
         """
-        check(self.network, self.form)
+        (z,) = self._run(self.network, params, observation, around=around, taus=taus)
+        return self._values(z, observation.shape[0])
+
+    def predict(
+        self, params: Params, observation: Tensor, action: Tensor, taus: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return z, and what every member predicts of its own projections after the actions [step, batch]:
+        [member, step, batch, unit].
+        """
+        chosen = (action[..., None] == torch.arange(self.network.transition, device=action.device)).to(self.dtype)
+        z, predicted = self._run(Rollout(self.encoding, len(action)), params, observation, chosen, taus=taus)
+        return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
+
+    def project(self, params: Params, observation: Tensor) -> Tensor:
+        """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
+        return self._run(Projection(self.encoding), params, observation)[0]
+
+    @property
+    def encoding(self) -> Encoding:
+        """The network, as one that has an encoder."""
+        if not hasattr(self.network, "latent"):
+            raise TypeError(f"{self.network} does not say what its encoder is")
+        return cast(Encoding, self.network)
+
+    def _values(self, z: Tensor, count: int) -> Tensor:
+        if self.network.cosines:
+            return z.view(self.members, count, -1, self.actions).transpose(2, 3)
+        return z.view(self.members, count, self.actions, self.atoms)
+
+    def _run(
+        self,
+        wiring: Wiring,
+        params: Params,
+        observation: Tensor,
+        actions: Tensor | None = None,
+        around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+        taus: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What the wiring makes of the observations, members first."""
+        check(wiring, self.form)
         x = observation.to(self.dtype)
         x = x / self.pixel_max if self.pixel_max != 1 else x
-        layers, wire, wrapped = partial(self.layer, params), self.network.wire, around or _itself
+        layers, wrapped = partial(self.layer, params), around or _itself
+        given: dict[str, Any] = {"actions": actions}
+        if self.network.cosines:
+            taus = (torch.arange(self.fixed, device=x.device)[None] + 0.5) / self.fixed if taus is None else taus
+            given["taus"] = taus.expand(x.shape[0], -1)
         match self.form:
             case "loop":
-                z = torch.stack([wire(wrapped(Loop(layers, member)), x) for member in range(self.members)])
+                runs = [Loop(layers, member, **given) for member in range(self.members)]
+                found = [_several(wiring.wire(wrapped(run), x)) for run in runs]
+                return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
             case "stacked":
-                z = wire(wrapped(Stacked(layers, self.members, x)), x)
+                return _several(wiring.wire(wrapped(Stacked(layers, self.members, x, **given)), x))
             case "kernels":
-                run, seen = Kernels(layers, self.members), _channels_last(x)
-                z = run.whole(self.network, seen) if around is None else wire(around(run), seen)
-            case _:
-                assert_never(self.form)
-        return z.view(self.members, x.shape[0], self.actions, self.atoms)
+                run, seen = Kernels(layers, self.members, **given), _channels_last(x)
+                return run.whole(wiring, seen) if around is None else _several(wiring.wire(around(run), seen))
+        assert_never(self.form)
 
     def layer(self, params: Params, name: str) -> tuple[Layer, Tensor, Tensor]:
         """A layer with its weight and bias as it computes."""
         dtype = torch.float32 if name in self.network.heads else self.dtype
         return self.network.layers[name], params[f"{name}.weight"].to(dtype), params[f"{name}.bias"].to(dtype)
+
+
+def _several(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _itself(run: Executor[Tensor]) -> Executor[Tensor]:

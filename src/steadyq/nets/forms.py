@@ -6,7 +6,7 @@ time is won.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ from steadyq.device.kernels.triton import compiles
 from steadyq.device.kernels.trunk import trunk
 from steadyq.errors import UserError
 from steadyq.nets.joining import Joined, parts
-from steadyq.nets.layers import Conv, Layer, Network
-from steadyq.nets.trace import pieces
+from steadyq.nets.layers import Conv, Layer, Network, Wiring
+from steadyq.nets.trace import pieces, trace
 
 Form = Literal["loop", "stacked", "kernels"]
 LayerOf = Callable[[str], tuple[Layer, Tensor, Tensor]]
@@ -33,6 +33,21 @@ class _Anywhere:
     """The pieces that are the same text in every form."""
 
     layers: LayerOf
+    actions: Tensor | None = field(default=None, kw_only=True)  # [step, batch, action] of zeros and ones
+    taus: Tensor | None = field(default=None, kw_only=True)  # [batch, quantile]
+
+    def taken(self, step: int) -> Tensor:
+        """The actions of a step, [batch, action]."""
+        if self.actions is None:
+            raise ValueError("a network that acts in its latent must be told the actions")
+        return self.actions[step]
+
+    def waves(self, count: int) -> Tensor:
+        """Cosines of all quantiles, [batch * quantile, count]."""
+        if self.taus is None:
+            raise ValueError("a network of implicit quantiles must be told which")
+        i = torch.arange(count, device=self.taus.device)
+        return torch.cos(torch.pi * i * self.taus.flatten()[:, None])
 
     def relu(self, x: Tensor, units: str) -> Tensor:
         """ReLU by itself."""
@@ -41,6 +56,10 @@ class _Anywhere:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum."""
         return x + y
+
+    def offset(self, x: Tensor, by: Tensor, scale: float) -> Tensor:
+        """x + scale x by."""
+        return x + scale * by.detach()
 
     def dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
         """V + A - mean of A over actions."""
@@ -80,6 +99,23 @@ class Loop(_Anywhere):
     def renormalise(self, x: Tensor) -> Tensor:
         """Over all features."""
         return _stretched(x.flatten(1)).view_as(x)
+
+    def acted(self, x: Tensor, step: int) -> Tensor:
+        """Behind the channels or units."""
+        a = self.taken(step)
+        return torch.cat((x, a[..., None, None].expand(-1, -1, *x.shape[2:]) if x.dim() == 4 else a), 1)
+
+    def together(self, *batches: Tensor) -> Tensor:
+        """One after another."""
+        return torch.cat(batches)
+
+    def cosines(self, count: int) -> Tensor:
+        """Sample by sample."""
+        return self.waves(count)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample."""
+        return (x.flatten(1)[:, None] * quantiles.view(x.shape[0], -1, quantiles.shape[-1])).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -126,6 +162,31 @@ class Stacked(_Anywhere):
         """Over all features of a member."""
         return _stretched(x.reshape(len(x), self.members, -1) if x.dim() == 4 else x).view_as(x)
 
+    def acted(self, x: Tensor, step: int) -> Tensor:
+        """Behind each member's channels or units."""
+        a = self.taken(step)
+        if x.dim() == 3:
+            return torch.cat((x, a.expand(self.members, -1, -1)), 2)
+        each = x.reshape(len(x), self.members, -1, *x.shape[2:])
+        planes = a[:, None, :, None, None].expand(-1, self.members, -1, *x.shape[2:])
+        return torch.cat((each, planes), 2).flatten(1, 2)
+
+    def together(self, *batches: Tensor) -> Tensor:
+        """One after another."""
+        return torch.cat(batches, 0 if batches[0].dim() == 4 else 1)
+
+    def cosines(self, count: int) -> Tensor:
+        """The same for all members."""
+        return self.waves(count).expand(self.members, -1, -1)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample, members first."""
+        if x is self.observation:
+            x = x.flatten(1)[None]
+        elif x.dim() == 4:
+            x = self.members_first(x)
+        return _asked(x, quantiles)
+
     def members_first(self, x: Tensor) -> Tensor:
         """Images or their channels' means flattened to `[member, batch, feature]`."""
         return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
@@ -167,8 +228,26 @@ class Kernels(_Anywhere):
         """Over all features."""
         return _stretched(x.flatten(2)).view_as(x)
 
-    def whole(self, network: Network, x: Tensor) -> Tensor:
-        """The network's `wire`, with neighbouring convolutions, ReLUs and poolings joined into one autograd node."""
+    def acted(self, x: Tensor, step: int) -> Tensor:
+        """Behind the channels or units."""
+        a = self.taken(step)
+        a = a[:, None, None] if x.dim() == 5 else a
+        return torch.cat((x, a.expand(*x.shape[:-1], -1)), -1)
+
+    def together(self, *batches: Tensor) -> Tensor:
+        """One after another."""
+        return torch.cat(batches, 1)
+
+    def cosines(self, count: int) -> Tensor:
+        """The same for all members."""
+        return self.waves(count).expand(self.members, -1, -1)
+
+    def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
+        """Sample by sample."""
+        return _asked(x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x, quantiles)
+
+    def whole(self, network: Wiring, x: Tensor) -> tuple[Tensor, ...]:
+        """A `wire`, with neighbouring convolutions, ReLUs and poolings joined into one autograd node."""
         values: dict[int, Any] = {0: x}
         for part in parts(network):
             if isinstance(part, Joined):
@@ -178,8 +257,7 @@ class Kernels(_Anywhere):
             else:
                 number, piece = part
                 values[number] = piece.run(self, values)
-        y: Tensor = values[max(values)]
-        return y
+        return tuple(values[number] for number in trace(network)[1])
 
 
 FORMS: dict[Form, type[_Anywhere]] = {"loop": Loop, "stacked": Stacked, "kernels": Kernels}
@@ -196,7 +274,7 @@ def best_form(network: Network, device: torch.device) -> Form:
 
 
 @cache
-def check(network: Network, form: Form) -> None:
+def check(network: Wiring, form: Form) -> None:
     """Raise if the form lacks one of the network's pieces, naming it."""
     for piece in pieces(network):
         if not hasattr(FORMS[form], piece.kind):
@@ -216,6 +294,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Every member's linear map, x[member, batch, feature]."""
     # W x^T rather than x W^T: its weight gradient then lies in memory as the weight does.
     return torch.baddbmm(bias[:, :, None], weight, x.to(weight.dtype).transpose(1, 2)).transpose(1, 2)
+
+
+def _asked(x: Tensor, quantiles: Tensor) -> Tensor:
+    """Products of `[member, batch, feature]` with `[member, batch * quantile, feature]`, as many rows as the latter."""
+    each = quantiles.view(len(quantiles), x.shape[1], -1, x.shape[2])
+    return (x[:, :, None] * each).flatten(1, 2)
 
 
 def _stretched(x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from functools import cache
 
 from steadyq.device.kernels.launch import native
 from steadyq.device.kernels.trunk import Program, Step
-from steadyq.nets.layers import Conv, Network
-from steadyq.nets.trace import Piece, Value, pieces
+from steadyq.nets.layers import Conv, Wiring
+from steadyq.nets.trace import Piece, Value, pieces, trace
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ Part = Joined | tuple[int, Piece]
 
 
 @cache
-def parts(network: Network) -> tuple[Part, ...]:
+def parts(network: Wiring) -> tuple[Part, ...]:
     """The network's pieces in order, joined where they are convolutions that the kernels are written for, max-poolings
     and ReLUs of images.
     """
@@ -45,14 +45,15 @@ def parts(network: Network) -> tuple[Part, ...]:
     return (*found, *_joined(network, together))
 
 
-def _joined(network: Network, together: dict[int, Piece]) -> list[Part]:
+def _joined(network: Wiring, together: dict[int, Piece]) -> list[Part]:
     """Pieces as one program; mere ReLUs, or nothing, stay as they are."""
     if all(piece.kind == "relu" for piece in together.values()):
         return list(together.items())
-    every = dict(enumerate(pieces(network), start=1))
+    ordered, ends = trace(network)
+    every = dict(enumerate(ordered, start=1))
     inputs = dict.fromkeys(i for piece in together.values() for i in piece.inputs if i not in together)
     read = {i for number, piece in every.items() if number not in together for i in piece.inputs}
-    outputs = [number for number in together if number in read or number == len(every)]
+    outputs = [number for number in together if number in read or number in ends]
     local = {number: i for i, number in enumerate((*inputs, *together))}
     steps = tuple(_step(network, piece, local) for piece in together.values())
     program = Program(len(inputs), steps, tuple(local[number] for number in outputs))
@@ -60,7 +61,7 @@ def _joined(network: Network, together: dict[int, Piece]) -> list[Part]:
     return [Joined(program, tuple(inputs), tuple(outputs), names)]
 
 
-def _step(network: Network, piece: Piece, local: dict[int, int]) -> Step:
+def _step(network: Wiring, piece: Piece, local: dict[int, int]) -> Step:
     source = local[piece.inputs[0]]
     conv, options = _convolution(network, piece), dict(piece.options)
     if conv is None:
@@ -70,6 +71,6 @@ def _step(network: Network, piece: Piece, local: dict[int, int]) -> Step:
     return Step("conv", source, added, options.get("relu", False), conv.stride)
 
 
-def _convolution(network: Network, piece: Piece) -> Conv | None:
+def _convolution(network: Wiring, piece: Piece) -> Conv | None:
     layer = network.layers[piece.arguments[0]] if piece.kind == "layer" else None
     return layer if isinstance(layer, Conv) else None

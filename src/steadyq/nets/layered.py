@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from steadyq.errors import UserError, shown
-from steadyq.nets.encoders import Described
+from steadyq.nets.encoders import Convolutional
 from steadyq.nets.layers import Conv, Executor, Layer, Linear, T
 
 NATURE = ("conv 32 8 4", "conv 64 4 2", "conv 64 3 1")
@@ -20,7 +20,7 @@ def cnn(observation: tuple[int, int, int], hidden: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Layered(Described):
+class Layered(Convolutional):
     """Layers as `conv CHANNELS SIZE STRIDE [PADDING]` and `linear UNITS`, the last of them linear; then the outputs."""
 
     plan: tuple[str, ...] = ()
@@ -48,11 +48,11 @@ class Layered(Described):
             raise UserError("network.layers must be given, and end in a linear layer, such as 'linear 128'")
         return found
 
-    def wire(self, run: Executor[T], x: T) -> T:
-        """ReLU after each layer but the outputs."""
-        for name in self.body:
+    def encode(self, run: Executor[T], x: T) -> T:
+        """ReLU after each layer but the last."""
+        for name in list(self.body)[:-1]:
             x = self.units(run, name, x)
-        return self.values(run, x)
+        return x
 
 
 def _parsed(text: str) -> tuple[str, int, int, int, int] | tuple[str, int]:

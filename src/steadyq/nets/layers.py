@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 T = TypeVar("T")
-Group = Literal["encoder", "head"]
+Group = Literal["encoder", "head", "prior"]
 """Which part of a network a layer belongs to: the last hidden layer and the outputs are the head, all before it the
-encoder.
+encoder; a prior never learns.
 """
 Initial = Literal["torch", "xavier"]
 """How weights are drawn: uniform in +-1/sqrt(fan-in), biases too, as PyTorch does; or Xavier's uniform, biases zero."""
@@ -156,6 +156,37 @@ class Executor(Protocol[T]):
     def dueling(self, value: T, advantage: T) -> T:
         """V + A - mean of A over actions, from flat `[..., atom]` and `[..., action * atom]`."""
 
+    def acted(self, x: T, step: int) -> T:
+        """A latent and the action taken so many steps later: planes behind its channels, or numbers behind its units,
+        of which the action's are 1 and the others 0.
+        """
+
+    def together(self, *batches: T) -> T:
+        """Several batches as one, in their order."""
+
+    def offset(self, x: T, by: T, scale: float) -> T:
+        """x + scale x by, of which x alone learns."""
+
+    def cosines(self, count: int) -> T:
+        """cos(pi i tau), i = 0, ..., count - 1, of every quantile tau that each sample is asked for."""
+
+    def asked(self, x: T, quantiles: T) -> T:
+        """A sample's features times those of each of its quantiles: as many rows a sample."""
+
+
+class Wiring(Protocol):
+    """Layers by name, and how some of them are run on an observation."""
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """All layers, whether this runs them or not."""
+
+    def __hash__(self) -> int:
+        """Descriptions are values."""
+
+    def wire(self, run: Executor[T], x: T) -> T | tuple[T, ...]:
+        """Run on x; the last piece makes the last of what it returns."""
+
 
 class Network(Protocol):
     """A network: its layers by name, which are watched for spikes, who reads whom, and how they are wired."""
@@ -171,6 +202,14 @@ class Network(Protocol):
     @property
     def initial(self) -> Initial:
         """How weights are drawn."""
+
+    @property
+    def cosines(self) -> int:
+        """Size of the embedding of the quantiles that it is asked for; 0 where it puts out what it puts out."""
+
+    @property
+    def transition(self) -> int:
+        """Actions that a model of the next latent knows, where the network has one; 0 without."""
 
     @property
     def monitored(self) -> tuple[str, ...]:
@@ -191,3 +230,19 @@ class Network(Protocol):
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Run the network on x; returns the flat outputs."""
+
+
+class Encoding(Network, Protocol):
+    """A network that says what lies between its encoder and its outputs."""
+
+    def latent(self, run: Executor[T], x: T) -> T:
+        """What the encoder makes of x."""
+
+    def following(self, run: Executor[T], x: T, step: int) -> T:
+        """The next latent, after the action taken so many steps later."""
+
+    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
+        """The last hidden units of a latent."""
+
+    def outputs_of(self, run: Executor[T], x: T) -> T:
+        """The outputs from a latent."""

@@ -23,6 +23,7 @@ class ModuleNetwork:
     """What a module is made of, found by running it once on zeros; `make` makes it anew, differently initialised."""
 
     initial: Initial = "torch"
+    cosines = transition = 0
     readers: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 nobody knows who reads whom
 
     def __init__(self, name: str, make: Make, observation: tuple[int, ...], outputs: int) -> None:
@@ -111,6 +112,7 @@ class ModuleEnsemble(Ensemble):
         params: Params,
         observation: Tensor,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
+        taus: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom]; `around` is shown what each layer reads of the one before."""
         x = observation.float() / self.pixel_max

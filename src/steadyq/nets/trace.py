@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from steadyq.nets.layers import Network
+from steadyq.nets.layers import Wiring
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,16 @@ class _Recorder:
 
 
 @cache
-def pieces(network: Network) -> tuple[Piece, ...]:
-    """All pieces in the order they run; the last one's value is the network's."""
+def trace(wiring: Wiring) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+    """All pieces in the order they run, and the numbers of the values that are wanted."""
     recorder = _Recorder()
-    end = network.wire(recorder, Value(0))
-    if end != Value(len(recorder.pieces)):
-        raise ValueError(f"{network} does not end in its last piece")
-    return tuple(recorder.pieces)
+    found = wiring.wire(recorder, Value(0))
+    ends = found if isinstance(found, tuple) else (found,)
+    if ends[-1] != Value(len(recorder.pieces)):
+        raise ValueError(f"{wiring} does not end in its last piece")
+    return tuple(recorder.pieces), tuple(end.number for end in ends)
+
+
+def pieces(wiring: Wiring) -> tuple[Piece, ...]:
+    """All pieces in the order they run."""
+    return trace(wiring)[0]

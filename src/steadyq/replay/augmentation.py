@@ -1,7 +1,7 @@
 """Random shifts and intensities of sampled images: what a network is shown of one transition differs each time.
 
 Shifting by replicating the border is DrQ's augmentation, scaling all pixels of an image SPR's; both as BBF uses them,
-with independent draws for s and s'. The numbers come with `Draw`.
+with independent draws for s, s' and the steps that a loss looks ahead. The numbers come with `Draw`.
 """
 
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ class Augmentation:
         """Whether it changes anything."""
         return self.shift > 0 or self.intensity > 0
 
-    def draw(self, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray | float | int]:
-        """`shift` and `intensity` of a draw: two views of every sample."""
+    def draw(self, batch: int, rng: np.random.Generator, future: int = 0) -> dict[str, np.ndarray | float | int]:
+        """`shift` and `intensity` of a draw: views of s, of s' and of so many steps of the future of every sample."""
         if not self.active:
             return {"shift": 0, "intensity": 1.0}
         return {
-            "shift": rng.integers(-self.shift, self.shift + 1, size=(2, batch, 2)),
-            "intensity": 1 + self.intensity * rng.standard_normal((2, batch)).clip(-2, 2),
+            "shift": rng.integers(-self.shift, self.shift + 1, size=(2 + future, batch, 2)),
+            "intensity": 1 + self.intensity * rng.standard_normal((2 + future, batch)).clip(-2, 2),
         }
 
 
@@ -39,10 +39,15 @@ def augmented(batch: Batch, draw: Draw) -> Batch:
     """The batch as the draw shows it; a draw without views changes nothing."""
     if len(draw.shift) == 0:
         return batch
+    future = batch.future
+    if future is not None:
+        seen = moved(future.observation.flatten(0, 1), draw.shift[2:].flatten(0, 1), draw.intensity[2:].flatten())
+        future = replace(future, observation=seen.view_as(future.observation))
     return replace(
         batch,
         observation=moved(batch.observation, draw.shift[0], draw.intensity[0]),
         next_observation=moved(batch.next_observation, draw.shift[1], draw.intensity[1]),
+        future=future,
     )
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from steadyq.device.capture import to_device
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Priorities, Sampling
-from steadyq.value.shapes import Batch, Draw
+from steadyq.value.shapes import Batch, Draw, Future
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
 
 class Ring:
-    """Stores steps of all lanes; samples n-step transitions."""
+    """Stores steps of all lanes; samples n-step transitions, with `future` steps after them where that is not 0."""
 
     def __init__(
         self,
@@ -29,10 +29,12 @@ class Ring:
         capacity: int,
         *,
         steps: int = 1,
+        future: int = 0,
         sampling: Sampling,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.lanes, self.stack, self.n = spec.lanes, spec.stack, steps
+        self.lanes, self.stack, self.future = spec.lanes, spec.stack, future
+        self.n = steps = max(steps, future)  # of the window that must be complete before its first step is sampled
         # On top of the capacity: the open slot, those it takes from the oldest stacks, and open n-step windows.
         self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
         slots = self.length * self.lanes
@@ -133,7 +135,16 @@ class Ring:
             rewarded=own > 0,
             allowed=None if self.allowed is None else self.allowed[index],
             next_allowed=None if self.allowed is None else self.allowed[after],
+            future=self._future(index) if self.future else None,
         )
+
+    def _future(self, index: Tensor) -> Future:
+        """What the steps from the given slots on did and led to; the frame after a termination is not kept."""
+        slots = torch.stack([self._shift(index, k) for k in range(self.future + 1)])  # [step + 1, batch]
+        end = self.end[slots[:-1]]
+        over = (end != RUNNING).cumsum(0) - (end != RUNNING).long() > 0  # before the step
+        seen = self.observation(slots[1:].flatten())  # [step * batch, ...]
+        return Future(seen.view(*end.shape, *seen.shape[1:]), self.action[slots[:-1]], ~over & (end != TERMINATED))
 
     def _window(self, index: Tensor, own: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot.

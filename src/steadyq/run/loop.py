@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.build import check_memory, computing, device_for, ensemble_for, learner_for, work
+from steadyq.build import check_memory, computing, device_for, draw_layout, ensemble_for, learner_for, work
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.device.kernels.triton import compiling_ahead
@@ -38,7 +38,7 @@ from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.schedule import Schedule
 from steadyq.scores.random_policy import stored
-from steadyq.value.shapes import Batch, DrawLayout
+from steadyq.value.shapes import Batch, Future
 
 
 class Interrupted(RuntimeError):
@@ -193,7 +193,8 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         *seen,
         f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; operator {operator.kind}, "
         f"exchange {operator.exchange}, forbid {operator.forbid}, ceiling {operator.ceiling}; "
-        f"estimator {recipe.estimator.kind}; resets {recipe.regulation.intervention}",
+        f"estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
+        f"resets {recipe.regulation.intervention}",
         f"computing on {where['device']}: form {where['form']}, {where['precision']}",
         *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
     ]
@@ -471,13 +472,16 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
 
     def timed(members: int, batch_size: int) -> float:
-        trial = recipe.override({"ensemble.members": members})
-        learner = learner_for(trial, spec, torch.Generator().manual_seed(0), device)
+        learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, members)
         observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
         batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
-        draw = DrawLayout(members, batch_size).plain(device)
+        if steps := recipe.auxiliary.future:
+            ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
+            batch = replace(batch, future=Future(*ahead))
+        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False)
+        draw = layout.plain(device)
         if device.type == "cuda":
             with compiling_ahead(device):
                 learner.update(batch, draw)

@@ -16,6 +16,7 @@ from steadyq.agent import Agent
 from steadyq.build import acting_for, computing, device_for, estimator_for, learner_for, regulation_for, ring_for
 from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.errors import UserError
+from steadyq.monitor.verdict import findings
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
 from steadyq.run.callbacks import FinishedGame
@@ -27,7 +28,6 @@ from steadyq.run.update import Draws, Learning
 from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
-from steadyq.value.learner import MEASURES
 from steadyq.value.operators import order_for, permitted
 from steadyq.value.regulation import Evidence, spike_ratios
 from steadyq.value.shapes import Params
@@ -61,6 +61,7 @@ class Training:
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
+        self.judged: list[dict[str, Any]] = []  # rows of diagnostics since the regulation last answered one
         self.allowed: np.ndarray | None = None  # [lane, action] what may be played now, where the environment says so
         self.pending: np.ndarray | None = None  # actions that were decided on and could not be played
         self.score = np.zeros(self.spec.lanes)
@@ -195,7 +196,13 @@ class Training:
         the run is trained longer.
         """
         learner, regulation = self.learner, self.regulation
-        due = regulation is not None and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+        if regulation is not None and regulation.trigger.reads_findings and self.diagnosed is not None:
+            self.judged.append(self.diagnosed)
+        due = (
+            regulation is not None
+            and regulation.trigger.due(measuring, learner.updates, learner.since_restart)
+            and (not regulation.trigger.reads_findings or (self.diagnosed is not None and len(self.found()) > 0))
+        )
         self.held_back = due and self.step_count >= self.recipe.steps
         if measuring:
             layers, ratios = self.spikes()
@@ -215,9 +222,16 @@ class Training:
             return
         layers, ratios = self.spikes()
         scores = self.unit_scores() if regulation.trigger.reads_units else {}
-        for event in regulation(learner, Evidence(layers, ratios, scores), self.generator):
+        found = self.found() if regulation.trigger.reads_findings else ()
+        for event in regulation(learner, Evidence(layers, ratios, scores, found), self.generator):
             self.resets += 1
+            self.judged = []  # what stands after this must be seen anew
             self.writer.event("reset", self.step_count, **event)
+
+    def found(self) -> tuple[str, ...]:
+        """Findings about parameters that stand with the last row of diagnostics."""
+        standing = findings(self.judged)
+        return tuple(each.name for each in standing if each.mechanism == "parameter" and each.until is None)
 
     def unit_scores(self) -> Params:
         """How much each unit puts out beside its layer's others, on transitions drawn uniformly."""
@@ -255,7 +269,8 @@ class Training:
     def means(self) -> dict[str, float]:
         """What updates measured since the last row; raises if that, or a parameter, is not finite."""
         *totals, count = self.sums.tolist()
-        means = {name: total / count for name, total in zip(MEASURES, totals, strict=True)} if count else {}
+        named = zip(self.learner.measured, totals, strict=True)
+        means = {name: total / count for name, total in named} if count else {}
         bad = [name for name, p in self.learner.online.items() if not torch.isfinite(p).all()]
         if bad or not all(math.isfinite(value) for value in means.values()):
             raise Diverged(self.diagnosis(means, bad))
@@ -341,6 +356,7 @@ class Training:
                 "adam_first": learner.adam.first,
                 "adam_second": learner.adam.second,
                 "adam_step": learner.adam.step,
+                **({"snapshots": learner.older} if self.recipe.operator.snapshots > 1 else {}),
                 "replay": self.ring.state(),
                 "loop": {
                     "generator": self.generator.get_state(),
@@ -364,6 +380,7 @@ class Training:
                 "resets": self.resets,
                 "recent": list(self.recent),
                 "rewarded_share": self.rewarded_share,
+                "judged": len(self.judged),
                 "pending": None if self.pending is None else self.pending.tolist(),
                 "rng": self.rng.bit_generator.state,
                 "wall": self.seconds(),
@@ -376,6 +393,8 @@ class Training:
         """Continue from a checkpoint, in place; a run that has `ended` is only evaluated, without replay buffer."""
         learner, tensors, plain = self.learner, saved.tensors, saved.plain
         needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
+        averaged = self.recipe.operator.snapshots > 1
+        needed |= {"snapshots"} if averaged else set()
         if missing := needed - tensors.keys():
             newest = self.writer.folder.checkpoints()[-1]
             raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
@@ -385,6 +404,7 @@ class Training:
             (learner.adam.first, "adam_first"),
             (learner.adam.second, "adam_second"),
             (learner.adam.step, "adam_step"),
+            *([(learner.older, "snapshots")] if averaged else []),
         ):
             if {key: t.shape for key, t in tensors[name].items()} != {key: t.shape for key, t in group.items()}:
                 newest = self.writer.folder.checkpoints()[-1]
@@ -420,6 +440,8 @@ class Training:
         self.frames = plain.get("frames", self.step_count * self.spec.frames_per_step)
         self.resets, self.rewarded_share = plain["resets"], plain["rewarded_share"]
         learner.restarted, self.held_back = plain.get("restarted", 0), plain.get("held_back", False)
+        count = plain.get("judged", 0)
+        self.judged = self.writer.folder.diagnostics()[-count:] if count else []
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.build import augmentation_for, draw_layout
+from steadyq.build import augmentation_for, draw_layout, operator_for
 from steadyq.device.capture import Captured
 from steadyq.envs.vector import EnvSpec
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import augmented
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
-from steadyq.value.learner import MEASURES, Learner
+from steadyq.value.learner import Learner
 from steadyq.value.operators import order_for
 from steadyq.value.shapes import DrawLayout
 
@@ -23,7 +23,7 @@ class Draws:
 
     def __init__(self, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.layout = recipe, draw_layout(recipe, spec)
-        self.augmentation = augmentation_for(recipe, spec)
+        self.augmentation, self.operator = augmentation_for(recipe, spec), operator_for(recipe)
         self.rate, self.gamma = Schedule.of(recipe.optim.rate), Schedule.of(recipe.optim.gamma)
         self.n_step = Schedule.of(recipe.replay.n_step)
 
@@ -43,7 +43,9 @@ class Draws:
             rate=self.rate.at(step, since),
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
-            **self.augmentation.draw(self.layout.batch, rng),
+            share=self.operator.shares(self.layout.members, rng),
+            taus=rng.random((2, self.layout.batch, self.layout.samples)),
+            **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )
 
     def forbids(self, wanted: bool, step: int, since: int) -> bool:
@@ -71,7 +73,8 @@ class Learning:
 
     def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout) -> None:
         self.learner, self.ring, self.layout = learner, ring, layout
-        self.sums = torch.zeros(len(MEASURES) + 1, device=learner.device)  # of what updates measured, and their number
+        measured = len(learner.measured)
+        self.sums = torch.zeros(measured + 1, device=learner.device)  # of what updates measured, and their number
         self.captured = Captured(self.on_device, learner.device)
 
     def __call__(self, packed: Tensor) -> None:
@@ -85,6 +88,6 @@ class Learning:
         batch = self.ring.sample(draw)
         update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        self.sums[:-1] += torch.stack([update.measures[name] for name in MEASURES])
+        self.sums[:-1] += torch.stack([update.measures[name] for name in self.learner.measured])
         self.sums[-1] += 1
         return self.sums

@@ -80,7 +80,7 @@ def gpu_time(run: PlannedRun, gpu: str) -> GpuTime | None:
     candidates = [row for row in measured() if (row.gpu, row.network) == (gpu, recipe.network.kind)]
     compute = recipe.compute
     as_measured = compute.precision in ("auto", "bf16") and compute.form in ("auto", "kernels")
-    if not candidates or not as_measured or compute.device == "cpu":
+    if not candidates or not as_measured or recipe.more_passes or compute.device == "cpu":
         return None
     mine = _work(recipe)
     # Narrow channels run less efficiently than wide ones, so a measurement of the same width comes first.
@@ -112,7 +112,7 @@ def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, f
     for run in runs:
         recipe = possible_here(run.recipe, on_gpu)
         size = (recipe.network, recipe.ensemble, recipe.estimator, recipe.replay.batch, recipe.operator.kind)
-        key = (*size, recipe.protocol.backend, recipe.compute)
+        key = (*size, recipe.operator.snapshots, recipe.auxiliary, recipe.protocol.backend, recipe.compute)
         if key not in timed:
             timed[key] = seconds_per_update(recipe, envs.spec(recipe.env, recipe.protocol))
         found[run.name] = run.recipe.updates * timed[key]

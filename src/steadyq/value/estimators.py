@@ -3,6 +3,7 @@
 What the numbers of a network mean is known here alone: everybody else asks for values, errors and shares.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,8 +26,14 @@ class Estimator(Protocol):
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
         """Bellman backup y[member, batch, atom] of z_next[member, batch, atom], held below the ceiling."""
 
-    def loss(self, z: Tensor, y: Tensor) -> Tensor:
-        """Regression loss of z towards y, `[member, batch, atom] x 2 -> [member, batch]`."""
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
+        """Regression loss of z towards y, `[member, batch, atom] x 2 -> [member, batch]`.
+
+        `tau[batch, atom]` says which quantiles z holds, where an estimator is asked for any.
+        """
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """One prediction out of several whose mean is the means' weighted mean, `[..., k, atom] x [..., k]`."""
 
     def value(self, y: Tensor) -> Tensor:
         """Mean return that a target stands for, `[member, batch, atom] -> [member, batch]`."""
@@ -60,11 +67,15 @@ class Scalar:
 
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
         """Return r + discount z, at most the ceiling."""
-        return torch.minimum(reward[:, None] + discount[:, None] * z, ceiling)
+        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
 
-    def loss(self, z: Tensor, y: Tensor) -> Tensor:
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Huber loss of the single atom."""
         return huber(y - z, self.kappa).squeeze(-1)
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted mean of the values."""
+        return mean_of(z, weight)
 
     def value(self, y: Tensor) -> Tensor:
         """Drop the atom dimension."""
@@ -97,12 +108,16 @@ class Quantile:
 
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
         """Return r + discount z_k, each quantile at most the ceiling."""
-        return torch.minimum(reward[:, None] + discount[:, None] * z, ceiling)
+        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
 
-    def loss(self, z: Tensor, y: Tensor) -> Tensor:
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Return sum or mean over k of mean over k' of |tau_k - 1{u < 0}| Huber(u), u = y_k' - z_k."""
         mean = quantile_huber(z, y, self.kappa)
         return mean if self.reduction == "mean" else self.atoms * mean
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted mean of the quantiles, each with its like."""
+        return mean_of(z, weight)
 
     def value(self, y: Tensor) -> Tensor:
         """Return the mean over quantiles."""
@@ -147,9 +162,13 @@ class Categorical:
         hat = (1 - (moved[:, None, :] - support[:, None]).abs() / spacing).clamp_min(0)  # [batch, atom, next atom]
         return torch.einsum("bij,mbj->mbi", hat, z.softmax(-1))
 
-    def loss(self, z: Tensor, y: Tensor) -> Tensor:
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Cross-entropy between the target's probabilities and the logits."""
         return -(y * z.log_softmax(-1)).sum(-1)
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return logits of the mixture of the probabilities: their mean is no mean of logits."""
+        return mean_of(z.softmax(-1), weight).clamp_min(torch.finfo(z.dtype).tiny).log()
 
     def value(self, y: Tensor) -> Tensor:
         """Return the expected return of a target's probabilities."""
@@ -167,6 +186,123 @@ class Categorical:
         """The first grid point at or above the ceiling, infinite above the grid."""
         support = self.support(ceiling)
         return torch.where(support >= ceiling, support, torch.inf).min()
+
+
+@dataclass(frozen=True)
+class HLGauss:
+    """HL-Gauss (Farebrother et al. 2024): logits of `atoms` intervals from `low` to `high`, regressed with the
+    cross-entropy towards a normal distribution around the target's mean.
+
+    The distribution is a device of the loss and no distribution of returns: a target is a number, the mean of what is
+    backed up, smeared by `smoothing` times an interval's width.
+    """
+
+    atoms: int = 51
+    low: float = -10.0
+    high: float = 10.0
+    smoothing: float = 0.75
+
+    def edges(self, like: Tensor) -> Tensor:
+        """Where the intervals begin and end, [atom + 1]."""
+        return torch.linspace(self.low, self.high, self.atoms + 1, device=like.device)
+
+    def centres(self, like: Tensor) -> Tensor:
+        """The middle of each interval, [atom]."""
+        edges = self.edges(like)
+        return (edges[1:] + edges[:-1]) / 2
+
+    def smeared(self, value: Tensor) -> Tensor:
+        """Share of each interval in a normal distribution around the value, cut at the ends, `[...] -> [..., atom]`."""
+        width = self.smoothing * (self.high - self.low) / self.atoms
+        below = torch.erf((self.edges(value) - value.clamp(self.low, self.high)[..., None]) / (math.sqrt(2) * width))
+        return below.diff() / (below[..., -1:] - below[..., :1])
+
+    def q(self, z: Tensor) -> Tensor:
+        """Return the expected centre under the softmax of the logits."""
+        return (z.softmax(-1) * self.centres(z)).sum(-1)
+
+    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
+        """Return r + discount q, at most the ceiling, smeared."""
+        return self.smeared(torch.minimum(reward + discount * self.q(z), ceiling))
+
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
+        """Cross-entropy between the target's probabilities and the logits."""
+        return -(y * z.log_softmax(-1)).sum(-1)
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return logits of the mixture of the probabilities: their mean is no mean of logits."""
+        return mean_of(z.softmax(-1), weight).clamp_min(torch.finfo(z.dtype).tiny).log()
+
+    def value(self, y: Tensor) -> Tensor:
+        """Return the expected centre of a target's probabilities."""
+        return (y * self.centres(y)).sum(-1)
+
+    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
+        """1 where the target is the ceiling."""
+        return (self.value(y) >= self.value(self.smeared(ceiling)) - 1e-5).float() * ceiling.isfinite()
+
+    def crossing(self, z: Tensor) -> Tensor | None:
+        """Probabilities have no order."""
+        return None
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """IQN (Dabney et al. 2018): the network is asked for whichever quantiles tau; an update draws `samples` of them.
+
+    Where none are drawn, in acting and measuring, it is asked for `fixed` ones, evenly spaced.
+    """
+
+    samples: int = 64
+    fixed: int = 32
+    kappa: float = 1.0
+    reduction: Literal["mean", "sum"] = "mean"
+
+    @property
+    def atoms(self) -> int:
+        """One for each tau."""
+        return 1
+
+    def q(self, z: Tensor) -> Tensor:
+        """Return the mean over quantiles."""
+        return z.mean(-1)
+
+    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
+        """Return r + discount z_k, each quantile at most the ceiling."""
+        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
+
+    def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
+        """Return sum or mean over tau of mean over targets of |tau - 1{u < 0}| Huber(u), u = y_k' - z_tau."""
+        tau = evenly(z.shape[-1], z) if tau is None else tau
+        u = y.detach()[..., None, :] - z[..., :, None]  # [member, batch, tau, target]
+        each = ((tau[..., None] - (u < 0).to(z.dtype)).abs() * huber(u, self.kappa)).mean(-1)
+        return each.mean(-1) if self.reduction == "mean" else each.sum(-1)
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted mean of the quantiles, each with its like."""
+        return mean_of(z, weight)
+
+    def value(self, y: Tensor) -> Tensor:
+        """Return the mean over quantiles."""
+        return y.mean(-1)
+
+    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
+        """Share of quantiles at the ceiling."""
+        return (y >= ceiling).float().mean(-1)
+
+    def crossing(self, z: Tensor) -> Tensor | None:
+        """Share of neighbours in the wrong order, among the evenly spaced quantiles that are measured."""
+        return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1) if z.shape[-1] > 1 else None
+
+
+def evenly(count: int, like: Tensor) -> Tensor:
+    """The quantiles (k + 1/2) / K, [k]."""
+    return (torch.arange(count, device=like.device, dtype=torch.float32) + 0.5) / count
+
+
+def mean_of(z: Tensor, weight: Tensor) -> Tensor:
+    """Return sum_k weight_k z_k, `[..., k, atom] x [..., k] -> [..., atom]`."""
+    return (z * weight[..., None]).sum(-2)
 
 
 def huber(u: Tensor, kappa: float) -> Tensor:

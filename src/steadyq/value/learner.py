@@ -4,17 +4,19 @@
 changes in place, and nothing waits for the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from steadyq.device.streams import Beside
 from steadyq.nets.ensemble import Ensemble
+from steadyq.value.auxiliary import Auxiliary
 from steadyq.value.estimators import Estimator
 from steadyq.value.flat import Flat
 from steadyq.value.operators import Operator, permitted, take
 from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
+from steadyq.value.penalties import Penalties
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
 
 
@@ -26,6 +28,9 @@ class Settings:
     clip: float
     tau: float
     hard_copy_every: int
+    snapshots: int = 1  # copies of the target whose mean is its value, where it is copied
+    certainty: float = 0.0  # how much a sample weighs less where members' targets differ
+    penalties: Penalties = field(default_factory=Penalties)
     unit_steps: bool = False  # whether Adam counts the steps of every parameter alone, so that units can be reset
 
 
@@ -42,7 +47,9 @@ MEASURES = (
     "gradient_norm",
     "gradient_clipped",
 )
-"""What every update measures, averaged between rows of metrics; docs/metrics.md defines each."""
+"""What every update measures, averaged between rows of metrics; docs/metrics.md defines each. An auxiliary loss comes
+on top (`Learner.measured`).
+"""
 
 
 class Learner:
@@ -60,13 +67,18 @@ class Learner:
         settings: Settings,
         generator: torch.Generator,
         device: torch.device | str = "cpu",
+        auxiliary: Auxiliary | None = None,
     ) -> None:
         self.ensemble = ensemble
         self.estimator = estimator
         self.operator = operator
         self.settings = settings
+        self.auxiliary = auxiliary
+        self.measured = MEASURES if auxiliary is None else (*MEASURES, "auxiliary")
         self.device = torch.device(device)
         initial = ensemble.initial(generator, device)
+        # Drawn again alike where a run is continued, so that it need not be saved.
+        self.initial: Params = {name: p.clone() for name, p in initial.items()} if settings.penalties.active else {}
         self.flat: Flat | None = None
         if self.device.type == "cpu" and ensemble.dtype == torch.float32:
             self.online = self.online_low = initial
@@ -76,6 +88,9 @@ class Learner:
             self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, ensemble.exact, settings.unit_steps)
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
+        older = settings.snapshots - 1
+        self.older: Params = {name: p.repeat(older, *[1] * (p.dim() - 1)) for name, p in self.target_low.items()}
+        self.earlier = replace(ensemble, members=older * ensemble.members)
         self.ceiling = torch.full((), torch.inf, device=device)
         self.updates = self.restarted = 0  # gradient steps, and their number at the last scheduled reset
 
@@ -88,46 +103,89 @@ class Learner:
         """Let schedules begin again."""
         self.restarted = self.updates
 
-    def values(self, params: Params, observation: Tensor) -> Values:
+    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
         """Distributions and means at the observations."""
-        z = self.ensemble.forward(params, observation)
+        z = self.ensemble.forward(params, observation, taus=taus)
         return Values(z, self.estimator.q(z))
 
-    def candidates(self, params: Params, batch: Batch) -> Values:
+    def target_values(self, observation: Tensor, taus: Tensor | None = None) -> Values:
+        """What the target networks say: their newest copy, or the mean of the last few (Averaged DQN)."""
+        now, count = self.values(self.target_low, observation, taus), self.settings.snapshots
+        if count == 1:
+            return now
+        older = self.earlier.forward(self.older, observation, taus=taus)
+        every = torch.cat((now.z, older)).view(count, *now.z.shape)
+        z = self.estimator.mix(every.movedim(0, -2), every.new_full((count,), 1 / count))
+        return Values(z, self.estimator.q(z))
+
+    def candidates(self, values: Values, batch: Batch) -> Values:
         """Values at s', those of actions that the environment does not allow there at -inf."""
-        values = self.values(params, batch.next_observation)
         return Values(values.z, permitted(values.q, batch.next_allowed))
 
     @torch.no_grad()
-    def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values]:
-        """Return what predictions are regressed towards, y[member, batch, atom], and the target networks at s'."""
-        target = self.candidates(self.target_low, batch)
-        online = self.candidates(self.online_low, batch) if self.operator.reads_online else target
+    def targets(self, batch: Batch, draw: Draw) -> tuple[Tensor, Values, Tensor]:
+        """Return what predictions are regressed towards, y[member, batch, atom], the target networks at s', and how
+        much every sample weighs.
+        """
+        after, taus = batch.next_observation, draw.taus[1]
+        target = self.candidates(self.target_values(after, taus), batch)
+        online = target
+        if self.operator.reads_online:
+            online = self.candidates(self.values(self.online_low, after, taus), batch)
         z_next = self.operator(online, target, batch, draw)
-        return self.estimator.backup(z_next, batch.reward, batch.discount, self.ceiling), target
+        reward = batch.reward
+        if self.operator.reads_here:
+            here = self.target_values(batch.observation, taus)
+            here = Values(here.z, permitted(here.q, batch.allowed))
+            reward = reward + self.operator.bonus(here, batch)
+        y = self.estimator.backup(z_next, reward, batch.discount, self.ceiling)
+        return y, target, self.weight(z_next, batch)
 
-    def loss(self, now: Values, batch: Batch, y: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def weight(self, z_next: Tensor, batch: Batch) -> Tensor:
+        """Importance weights, times sigmoid(-certainty x spread of the members' bootstraps) + 1/2 as in SUNRISE."""
+        if not self.settings.certainty:
+            return batch.weight
+        spread = self.estimator.q(z_next).std(0, correction=0)
+        return batch.weight * (torch.sigmoid(-self.settings.certainty * spread) + 0.5)
+
+    def loss(self, now: Values, batch: Batch, y: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
-        action = batch.action.expand(now.z.shape[0], -1)
-        each = self.estimator.loss(take(now.z, action), y)
-        kept = each * keep if keep.shape[1] else each
-        return (batch.weight * kept.sum(0)).mean(), each
+        each = self.each(now.z, batch, y, draw)
+        return weighted(each, batch, draw.keep), each
+
+    def each(self, z: Tensor, batch: Batch, y: Tensor, draw: Draw) -> Tensor:
+        """Return every member's loss of every sample `[member, batch]`; of one mixture of them, `[1, batch]`."""
+        taken = self.operator.blend(take(z, batch.action.expand(len(z), -1)), draw)
+        return self.estimator.loss(taken, y[: len(taken)], draw.taus[0])
 
     def update(self, batch: Batch, draw: Draw) -> Update:
         """One gradient step of every member that learns, and the targets' step towards the online networks."""
-        beside = Beside(self.device)
+        beside, auxiliary = Beside(self.device), self.auxiliary
         with beside.reading(batch, draw):
-            y, target = self.targets(batch, draw)
+            y, target, weight = self.targets(batch, draw)
+            goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.target_low, batch)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
-        now = self.values(leaves, batch.observation)
+        if auxiliary is None:
+            now, predicted = self.values(leaves, batch.observation, draw.taus[0]), None
+        else:
+            z, predicted = auxiliary.predict(self.ensemble, leaves, batch, draw.taus[0])
+            now = Values(z, self.estimator.q(z))
         beside.join()
-        loss, each = self.loss(now, batch, y, draw.keep)
-        gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        batch = replace(batch, weight=weight)
+        loss, each = self.loss(now, batch, y, draw)
+        measures: dict[str, Tensor] = {}
+        if auxiliary is not None and predicted is not None and goal is not None:
+            beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]
+            loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep)
+            measures["auxiliary"] = (batch.weight * beyond.detach()).mean()
+        slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        gradient = dict(zip(leaves, slopes, strict=True))
         each, q = each.detach(), now.q.detach()
         with torch.no_grad():
             with beside.reading(target, y, each, q):
-                measures = self.measure(batch, target, y, each, q)
-            norm = self.step_(gradient, draw)
+                measures |= self.measure(batch, target, y, each, q)
+            pulls = self.settings.penalties.gradient(self.online, self.initial, self.ensemble.network)
+            norm = self.step_(gradient | {name: gradient[name] + pull for name, pull in pulls.items()}, draw)
             beside.join()
             measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
         return Update(priority=each.mean(0), measures=measures)
@@ -137,12 +195,16 @@ class Learner:
         settings, active = self.settings, draw.keep.amax(1) if draw.keep.shape[1] else None
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
-            return self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
-        norm = member_norm(gradient)
-        scale = clip_scale(norm, settings.clip)
-        settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
-        if tau is not None:
-            polyak_(self.target, self.online, tau)
+            norm = self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
+        else:
+            norm = member_norm(gradient)
+            scale = clip_scale(norm, settings.clip)
+            settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
+            if tau is not None:
+                polyak_(self.target, self.online, tau)
+        if settings.penalties.project:
+            settings.penalties.project_(self.online, self.initial, self.ensemble.network)
+            self.refresh()
         return norm
 
     def refresh(self) -> None:
@@ -160,8 +222,18 @@ class Learner:
         self.updates += 1
         every = self.settings.hard_copy_every
         if every and self.updates % every == 0:
+            self.keep_snapshot()
             polyak_(self.target, self.online, 1.0)
             self.refresh()
+
+    @torch.no_grad()
+    def keep_snapshot(self) -> None:
+        """Keep the target that is about to be replaced in place of the oldest kept."""
+        older, members = self.settings.snapshots - 1, self.ensemble.members
+        if older:
+            place = members * (self.updates // self.settings.hard_copy_every % older)
+            for name, p in self.target_low.items():
+                self.older[name][place : place + members].copy_(p)
 
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
@@ -179,3 +251,9 @@ class Learner:
             "rewarded": rewarded.float().mean(),
             "same_action_and_rewarded": (same & rewarded).float().mean(),
         }
+
+
+def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:
+    """Return the loss summed over members that keep a sample, weighted, and averaged over the batch."""
+    kept = each * keep[: len(each)] if keep.shape[1] else each
+    return (batch.weight * kept.sum(0)).mean()

@@ -5,24 +5,45 @@ so that the one-line bodies below read like the equations they implement.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, assert_never
+from typing import ClassVar, Literal, assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.value.estimators import Estimator
 from steadyq.value.shapes import Batch, Draw, Values
 
 
-class Operator(Protocol):
-    """A pure function from values at s' to what is backed up."""
+@dataclass(frozen=True)
+class Operator:
+    """A pure function from values at s' to what is backed up; most change nothing else of the learning step."""
 
     @property
     def reads_online(self) -> bool:
         """Whether the online network at s' is needed: a forward pass saved where it is not."""
+        return False
+
+    @property
+    def reads_here(self) -> bool:
+        """Whether the target network at s is needed, for `bonus`."""
+        return False
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z_next[member, batch, atom]."""
+        raise NotImplementedError
+
+    def bonus(self, here: Values, batch: Batch) -> Tensor:
+        """What is added to the reward, [member, batch], by the target network's values at s."""
+        raise NotImplementedError
+
+    def blend(self, z: Tensor, draw: Draw) -> Tensor:
+        """What is regressed out of the members' z[member, batch, atom] of the action taken."""
+        return z
+
+    def shares(self, members: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw each member's share in an update, the host's part: `draw.share`."""
+        return np.full(members, 1 / members)
 
 
 def greedy(q: Tensor) -> Tensor:
@@ -52,10 +73,8 @@ def exchange(a: Tensor, order: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Operator):
     """DQN: the target network selects and values."""
-
-    reads_online: ClassVar[bool] = False
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z(s', argmax q) of the target network."""
@@ -63,7 +82,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Double:
+class Double(Operator):
     """Double DQN: the online network selects, the target network values."""
 
     reads_online: ClassVar[bool] = True
@@ -74,22 +93,120 @@ class Double:
 
 
 @dataclass(frozen=True)
-class Maxmin:
-    """Maxmin Q-learning: max over actions of the least value any member gives it (Lan et al. 2020)."""
+class Maxmin(Operator):
+    """Maxmin Q-learning: max over actions of the least value any member gives it (Lan et al. 2020).
 
-    reads_online: ClassVar[bool] = False
+    With a `subset`, of so many members drawn anew for each update, as REDQ takes the least of two (Chen et al. 2021).
+    """
+
+    subset: int = 0
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return for all members z_i(s', a*), a* = argmax_a min_j q_j, i the member whose value of a* is the least."""
-        least, whose = target.q.min(0)  # [batch, action] each
+        drawn = target.q.masked_fill((draw.share == 0)[:, None, None], torch.inf)
+        least, whose = drawn.min(0)  # [batch, action] each
         a = greedy(least)  # [batch]
         i = whose.gather(1, a[:, None]).squeeze(1)
         z = take(target.z, a.expand(len(target.z), -1))  # [member, batch, atom]
         return z[i, torch.arange(len(a), device=a.device)].expand_as(z)
 
+    def shares(self, members: int, rng: np.random.Generator) -> np.ndarray:
+        """Equal, of all or of those drawn."""
+        if not self.subset:
+            return super().shares(members, rng)
+        shares = np.zeros(members)
+        shares[rng.permutation(members)[: self.subset]] = 1 / self.subset
+        return shares
+
 
 @dataclass(frozen=True)
-class Controlled:
+class Mixture(Operator):
+    """REM: the members are one network, a convex mixture drawn anew for each update (Agarwal et al. 2020)."""
+
+    estimator: Estimator
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return for all members z(s', argmax q) of the mixture of the target networks."""
+        z = self.blend(target.z, draw)  # [1, batch, action, atom]
+        q = permitted(self.estimator.q(z), batch.next_allowed)
+        return take(z, greedy(q)).expand(len(target.z), -1, -1)
+
+    def blend(self, z: Tensor, draw: Draw) -> Tensor:
+        """Return sum_i share_i z_i, [1, ...]."""
+        return self.estimator.mix(z.movedim(0, -2), draw.share)[None]
+
+    def shares(self, members: int, rng: np.random.Generator) -> np.ndarray:
+        """Uniform numbers over their sum."""
+        drawn: np.ndarray = rng.random(members)
+        drawn /= drawn.sum()
+        return drawn
+
+
+@dataclass(frozen=True)
+class Others(Operator):
+    """EBQL: each member selects, and all others together value (Peer et al. 2021)."""
+
+    estimator: Estimator
+    reads_online: ClassVar[bool] = True
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return the mean over j != i of z_j(s', argmax q_i), i online and j target networks."""
+        members = len(target.z)
+        others = 1 - torch.eye(members, device=target.z.device)
+        z = torch.stack([take(target.z, a.expand(members, -1)) for a in greedy(online.q)])  # [i, j, batch, atom]
+        return self.estimator.mix(z.movedim(1, -2), others[:, None] / max(1, members - 1))
+
+
+@dataclass(frozen=True)
+class Pooled(Operator):
+    """TQC's: quantiles of all members together, without the largest `drop` a member (Kuznetsov et al. 2020)."""
+
+    drop: int = 2
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return for all members the pooled and truncated quantiles of the action whose mean of them is the largest."""
+        members, _, _, atoms = target.z.shape
+        pooled = target.z.movedim(0, -2).flatten(-2).sort(-1).values  # [batch, action, member * atom]
+        kept = pooled[..., : members * (atoms - self.drop)]
+        q = permitted(kept.mean(-1), batch.next_allowed)
+        return take(kept[None], greedy(q)[None]).expand(members, -1, -1)
+
+
+@dataclass(frozen=True)
+class Softmax(Operator):
+    """The softmax operator: actions by their odds instead of the best alone (Song et al. 2019)."""
+
+    estimator: Estimator
+    temperature: float = 0.03
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return sum_a pi(a) z(s', a), pi = softmax(q / temperature), of the target network."""
+        return self.estimator.mix(target.z, (target.q / self.temperature).softmax(-1))
+
+
+@dataclass(frozen=True)
+class Munchausen(Operator):
+    """Munchausen DQN: rewarded for the log-probability of the action, entropy-regularised (Vieillard et al. 2020)."""
+
+    temperature: float = 0.03
+    scale: float = 0.9
+    least: float = -1.0
+    reads_here: ClassVar[bool] = True
+
+    def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
+        """Return sum_a pi(a) (z(s', a) - t log pi(a)), pi = softmax(q / t), t the temperature, of the target."""
+        log_pi = (target.q / self.temperature).log_softmax(-1)[..., None]
+        return (log_pi.exp() * (target.z - self.temperature * log_pi.clamp_min(-1e30))).sum(2)  # odds of 0 add nothing
+
+    def bonus(self, here: Values, batch: Batch) -> Tensor:
+        """Return scale x temperature log pi(a | s), held between `least` and 0 before the scale."""
+        log_pi = (here.q / self.temperature).log_softmax(-1)
+        taken = log_pi.gather(2, batch.action.expand(len(log_pi), -1)[..., None]).squeeze(2)
+        return self.scale * (self.temperature * taken).clamp(self.least, 0)
+
+
+@dataclass(frozen=True)
+class Controlled(Operator):
     """The paper's operator (Algorithm 1): member i values the action member pi(i) selected, never the rewarded one.
 
     Exchange and constraint arrive as `draw.order` and `draw.forbid`; `order_for` and the host's draws decide them.

@@ -34,6 +34,7 @@ class Evidence:
     layers: tuple[str, ...]  # monitored
     spikes: Tensor  # [member, layer] on the CPU
     scores: Params = field(default_factory=dict)  # of hidden layers' units, [member, unit], if asked for
+    findings: tuple[str, ...] = ()  # of the monitor's verdict, those that stand now, if asked for
 
 
 class Trigger(Protocol):
@@ -42,6 +43,7 @@ class Trigger(Protocol):
     name: ClassVar[str]
     scheduled: ClassVar[bool]  # planned beforehand: schedules start again, and it is no alarm
     reads_units: ClassVar[bool]
+    reads_findings: ClassVar[bool]  # asked only when the monitor has found something
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
         """Whether to look now: spikes are measured, after so many updates, so many since the last scheduled reset."""
@@ -72,6 +74,7 @@ class Spike:
     name: ClassVar[str] = "spike"
     scheduled: ClassVar[bool] = False
     reads_units: ClassVar[bool] = False
+    reads_findings: ClassVar[bool] = False
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
         """With every measurement."""
@@ -91,6 +94,7 @@ class Periodic:
     name: ClassVar[str] = "periodic"
     scheduled: ClassVar[bool] = True
     reads_units: ClassVar[bool] = False
+    reads_findings: ClassVar[bool] = False
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
         """When a multiple has been reached since the last time: updates may come several at once."""
@@ -111,6 +115,7 @@ class Dormant:
     name: ClassVar[str] = "dormant"
     scheduled: ClassVar[bool] = False
     reads_units: ClassVar[bool] = True
+    reads_findings: ClassVar[bool] = False
 
     def due(self, measuring: bool, updates: int, since: int) -> bool:
         """With every measurement."""
@@ -127,6 +132,28 @@ class Dormant:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """The layers that a standing finding of the monitor is about: the alarm itself is the trigger."""
+
+    name: ClassVar[str] = "verdict"
+    scheduled: ClassVar[bool] = False
+    reads_units: ClassVar[bool] = True
+    reads_findings: ClassVar[bool] = True
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """Whenever something has been found."""
+        return True
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """All layers of any finding that has an answer."""
+        found: Mask = {}
+        for finding in evidence.findings:
+            for name, hit in accused(finding, evidence, ensemble).items():
+                found[name] = found[name] | hit if name in found else hit
+        return found
+
+
+@dataclass(frozen=True)
 class Reinitialise:
     """Draw weight and bias anew."""
 
@@ -139,8 +166,8 @@ class Reinitialise:
         return _blend_(mask, params, ensemble, generator, self.strength)
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
-        """All of it."""
-        return 1.0
+        """All of what learns."""
+        return 0.0 if ensemble.network.group(layer) == "prior" else 1.0
 
 
 @dataclass(frozen=True)
@@ -165,6 +192,8 @@ class ShrinkPerturb:
                 return self.encoder
             case "head":
                 return self.head
+            case "prior":
+                return 0.0
         assert_never(group)
 
 
@@ -205,6 +234,57 @@ class Recycle:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """To every finding of the monitor the intervention that answers it, on the layers that it is about."""
+
+    name: ClassVar[str] = "answer"
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Intervene finding by finding."""
+        touched = Touched()
+        for finding in evidence.findings:
+            accusing = {name: hit for name, hit in accused(finding, evidence, ensemble).items() if name in mask}
+            if any(hit.any() for hit in accusing.values()):
+                own = ANSWERS[finding](accusing, params, ensemble, evidence, generator)
+                for name, where in own.items():
+                    p = params[name]
+                    each = along(where, p) if where.dim() == 1 else where
+                    _join(touched, name, each.to(p.device).expand_as(p))
+        return touched
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """All of what learns."""
+        return 0.0 if ensemble.network.group(layer) == "prior" else 1.0
+
+
+ANSWERS: dict[str, Intervention] = {
+    "weight spikes": Reinitialise(),
+    "dormant units": Recycle(),
+    "rank collapse": Reinitialise(),
+    "growing weights": ShrinkPerturb(encoder=0.2, head=0.2),
+}
+"""By the monitor's name of a finding. Updates that are too large, and a divergence, no redrawn layer would answer."""
+
+
+def accused(finding: str, evidence: Evidence, ensemble: Ensemble) -> Mask:
+    """The layers that a finding is about; none where it has no answer."""
+    network, everybody = ensemble.network, torch.ones(ensemble.members, dtype=torch.bool)
+    match finding:
+        case "weight spikes":
+            return Spike()(evidence, ensemble)
+        case "dormant units":
+            return Dormant()(evidence, ensemble)
+        case "rank collapse":  # of the features that the outputs read
+            return {name: everybody for name in network.layers if network.group(name) == "head"}
+        case "growing weights":
+            return {name: everybody for name in network.layers}
+        case _:
+            return {}
+
+
+@dataclass(frozen=True)
 class Regulation:
     """When, what, and what becomes of the target networks: synchronised, given a draw of their own, or left alone."""
 
@@ -239,7 +319,9 @@ class Regulation:
 
     def events(self, mask: Mask, ensemble: Ensemble, evidence: Evidence) -> list[dict[str, Any]]:
         """One for each group where the whole ensemble was scheduled, one for each member's layer otherwise."""
-        about = {"kind": self.intervention.name, "trigger": self.trigger.name}
+        about: dict[str, Any] = {"kind": self.intervention.name, "trigger": self.trigger.name}
+        if self.trigger.reads_findings:
+            about["findings"] = list(evidence.findings)
         if self.trigger.scheduled:
             groups = {
                 ensemble.network.group(name): self.intervention.strength(name, ensemble)

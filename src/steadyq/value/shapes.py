@@ -23,6 +23,19 @@ __all__ = ["Batch", "Draw", "DrawLayout", "Params", "Update", "Values"]
 
 
 @dataclass(frozen=True)
+class Future:
+    """The steps after those of a batch, for losses that look ahead."""
+
+    observation: Tensor  # [step, batch, ...] what the action led to
+    action: Tensor  # [step, batch] int64, the transition's own first
+    known: Tensor  # [step, batch] bool: does the trajectory go on to that observation?
+
+    def part(self, first: int, end: int) -> "Future":
+        """That of some of the transitions."""
+        return Future(**{field.name: getattr(self, field.name)[:, first:end] for field in fields(self)})
+
+
+@dataclass(frozen=True)
 class Batch:
     """Transitions sampled from replay, shared by all members."""
 
@@ -38,10 +51,14 @@ class Batch:
     allowed: Tensor | None = None  # [batch, action] bool: what could be played at s, where an environment says so
     next_allowed: Tensor | None = None  # [batch, action] bool: the same at s'
 
+    future: Future | None = None  # the steps after, where a loss asks for them
+
     def part(self, first: int, end: int) -> "Batch":
         """Some of the transitions."""
         every: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: each[first:end] for name, each in every.items() if each is not None})
+        future = None if self.future is None else self.future.part(first, end)
+        columns = {name: each[first:end] for name, each in every.items() if each is not None and name != "future"}
+        return replace(self, **columns, future=future)
 
 
 @dataclass(frozen=True)
@@ -55,13 +72,15 @@ class Draw:
     horizon: Tensor  # [] int64: n of the n-step return
     gamma: Tensor  # [] discount per step
     uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
-    shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; view 0 is s, view 1 is s'
+    shift: Tensor  # [view, batch, 2] int64: rows and columns by which images move; s, s', then those of the future
     intensity: Tensor  # [view, batch] what images are multiplied by
+    share: Tensor  # [member] in what an operator mixes, summing to 1
+    taus: Tensor  # [2, batch or 1, atom] quantiles that an implicit estimator is asked for: at s, at s'
 
 
 KINDS = {
     "order": "exact", "forbid": "truth", "keep": "real", "rate": "wide", "horizon": "exact", "gamma": "real",
-    "uniform": "wide", "shift": "exact", "intensity": "real",
+    "uniform": "wide", "shift": "exact", "intensity": "real", "share": "real", "taus": "real",
 }  # fmt: skip
 """What the numbers of a draw become on the device: whole numbers, float32, float64 as they travel, or bool."""
 
@@ -74,11 +93,13 @@ class DrawLayout:
     batch: int
     keep: int = 0  # columns of `keep`: one for each sample, one for all, or none where all members learn from all
     augmented: bool = False  # whether images are shifted and scaled
+    future: int = 0  # steps of the future that are shown too
+    samples: int = 0  # quantiles drawn for each sample
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each field of `Draw`, in their order in the vector."""
-        views = 2 * self.augmented
+        views = (2 + self.future) * self.augmented
         return {
             "order": (self.members,),
             "forbid": (),
@@ -89,6 +110,8 @@ class DrawLayout:
             "uniform": (self.batch,),
             "shift": (views, self.batch, 2),
             "intensity": (views, self.batch),
+            "share": (self.members,),
+            "taus": (2, self.batch, self.samples),
         }
 
     @property
@@ -115,12 +138,21 @@ class DrawLayout:
         return Draw(**parts)
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
-        """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all."""
-        nothing = {
+        """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
+
+        It fits a batch of any size in what an operator or estimator reads of it.
+        """
+        draw = self.unpack(torch.from_numpy(self.pack(**self.nothing | values)).to(device))
+        return draw if "taus" in values else replace(draw, taus=draw.taus[:, :1])
+
+    @property
+    def nothing(self) -> dict[str, Any]:
+        """Values that decide nothing."""
+        return {
             "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
             "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
+            "share": 1 / self.members, "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
         }  # fmt: skip
-        return self.unpack(torch.from_numpy(self.pack(**nothing | values)).to(device))
 
 
 @dataclass(frozen=True)
@@ -136,4 +168,4 @@ class Update:
     """What one update leaves behind; tensors, so that nothing waits for the device."""
 
     priority: Tensor  # [batch] mean over members of the unweighted loss
-    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in `learner.MEASURES`
+    measures: dict[str, Tensor]  # [] each, averaged between rows of metrics; names as in `Learner.measured`
