@@ -354,7 +354,7 @@ def test_the_short_help_fits_a_screen_and_names_every_field(capsys: pytest.Captu
     assert run("train", "CartPole-v1", "--help") == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    assert len(lines) < 90
+    assert len(lines) < 100  # all options take 360
     assert "--optim.rate" in shown
     assert "(0.001)" in shown  # CartPole's, not a resnet's
     recipe = presets.steady("CartPole-v1")
