@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from steadyq import presets
 from steadyq.cli import COMMANDS, main
+from steadyq.fields import flatten
 
 ROOT = Path(__file__).parents[1]
 WITH_SCORES = ("README.md", "docs/studies.md")
@@ -99,3 +101,12 @@ def test_every_command_the_readme_shows_exists() -> None:
     shown = set(re.findall(r"^steadyq (\w+)", (ROOT / "README.md").read_text(), flags=re.M))
     assert shown
     assert shown <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["own.md", "compared.md"])
+def test_options_of_ours_that_a_document_shows_are_options(name: str) -> None:
+    """Theirs have no dot in them."""
+    fields = {option.replace("_", "-") for option in flatten(presets.steady("CartPole-v1").to_dict())}
+    shown = set(re.findall(r"--([a-z]+\.[a-z-]+)", (ROOT / "docs" / name).read_text()))
+    assert shown
+    assert shown - fields <= {"env.kwargs", "env.wrappers"}

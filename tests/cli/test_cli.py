@@ -15,6 +15,8 @@ from stored import stored
 
 from steadyq import RunFolder, presets
 from steadyq.cli import COMMANDS, main
+from steadyq.cli.options import SYNONYMS
+from steadyq.fields import flatten, has
 from steadyq.run.evaluate import Game, different
 from steadyq.run.progress import Terminal, games_said
 
@@ -342,10 +344,57 @@ def test_a_table_of_the_paper_is_json_on_request(capsys: pytest.CaptureFixture[s
 
 
 def test_train_help_lists_dotted_options_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", "--help") == 0
+    assert run("train", "--help-all") == 0
     shown = capsys.readouterr().out
     assert "--ensemble.members" in shown
     assert "--replay.ratio" in shown
+
+
+def test_the_short_help_fits_a_screen_and_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "CartPole-v1", "--help") == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len(lines) < 100  # all options take 360
+    assert "--optim.rate" in shown
+    assert "(0.001)" in shown  # CartPole's, not a resnet's
+    recipe = presets.steady("CartPole-v1")
+    for name in flatten(recipe.to_dict()):
+        section, _, leaf = name.rpartition(".")
+        own = getattr(recipe, section) if section else None
+        if own is not None and (not hasattr(own, "owners") or has(own, leaf)):
+            listed = shown.partition("--section.field:")[2]
+            assert re.search(rf"\b{leaf.replace('_', '-')}\b", listed), name
+
+
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [("--lr", "--optim.rate"), ("--buffer_size", "--replay.capacity"), ("--num-envs", "--protocol.lanes")],
+)
+def test_what_others_call_an_option_finds_ours(option: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "CartPole-v1", option, "3") == 2
+    assert capsys.readouterr().err.endswith(f"did you mean {ours}?\n")
+
+
+def test_every_synonym_is_an_option() -> None:
+    assert set(SYNONYMS.values()) <= set(flatten(presets.steady("CartPole-v1").to_dict()))
+
+
+def test_a_run_too_short_to_learn_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--evaluation.episodes", "1", "--evaluation.random-episodes", "1", "--record.no-tensorboard"]
+    assert run("train", "CartPole-v1", "--steps", "80", "--run", str(tmp_path / "run"), *words) == 0
+    said = capsys.readouterr().out
+    assert "note: nothing will be learned: learning begins after 1,000 steps (replay.warmup), of 80" in said
+
+
+def test_wandb_is_asked_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    assert run("train", "CartPole-v1", "--record.wandb", "--run", str(tmp_path / "run")) == 2
+    said = capsys.readouterr()
+    assert "record.wandb needs the extra" in said.err
+    assert said.out == ""
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_file_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from steadyq import cli
-from steadyq.envs.modules import module_of, said_imports
+from steadyq import cli, environment, envs, presets
+from steadyq.build import network_for
+from steadyq.envs.modules import findable, module_of, no_imports, said_imports
 from steadyq.errors import UserError
 
 pytestmark = pytest.mark.hostile
@@ -111,6 +112,32 @@ def test_playing_says_what_it_imports(
     assert run(*(place.run if word == "RUN" else word for word in words)) == 0
     assert place.imports == 1
     assert f"importing stranger ({place.path / 'stranger.py'}) for " in capsys.readouterr().out
+
+
+def test_reading_imports_no_wrapper_and_no_network(place: Place) -> None:
+    place.forget()
+    wrapped = presets.steady(environment("CartPole-v1")).override({"protocol.wrappers": ("stranger:Wrapper",)})
+    own = presets.steady("CartPole-v1", **{"network.kind": "own", "network.factory": "stranger:network"})
+    with no_imports():
+        for work in (
+            lambda: envs.spec(wrapped.env, wrapped.protocol),
+            lambda: network_for(own, envs.spec(own.env, own.protocol)),
+        ):
+            with pytest.raises(UserError, match="is made by the module stranger, which only train"):
+                work()
+    assert place.imports == 0
+
+
+def test_a_module_in_a_runs_folder_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_it.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text("")
+    findable("beside_it")
+    assert str(tmp_path) not in sys.path
+    (tmp_path / "recipe.toml").unlink()
+    findable("beside_it")
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_what_an_id_names() -> None:

@@ -212,8 +212,8 @@ def test_spaces_that_cannot_work():
         (spaces.Discrete(20_000), "observations of 20,000 values; a vector has at most 10,000"),
         (spaces.Box(0, 1, (5, 9, 5)), r"images of shape \(5, 9, 5\): the channels may be first or last"),
         (
-            spaces.Dict(eye=spaces.Box(0, 255, (9, 9, 3), np.uint8), speed=spaces.Box(0, 1, (2,))),
-            r"shows an image \(Box.*, at \['eye'\]\) together with other things",
+            spaces.Dict(eye=spaces.Box(0, 255, (64, 64, 3), np.uint8), speed=spaces.Box(0, 1, (2,))),
+            r"shows an image \(Box.*, at \['eye'\]\) beside other things, 12,290 values together",
         ),
     ):
         register(observation_space=space)
@@ -247,6 +247,12 @@ NESTED = spaces.Dict(
             {"lamps": [0, 1, 1], "choices": [6, 2], "where": ([[1, 2], [3, 4]], 0)},
             [1, 2, 3, 4, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1],
             "4 parts as one vector of 15, choices as one-hot",
+        ),
+        (
+            spaces.Dict(eye=spaces.Box(0, 255, (1, 2, 3), np.uint8), speed=spaces.Box(0, 9, (1,))),
+            {"speed": [7], "eye": [[[0, 51, 102], [153, 204, 255]]]},
+            [np.float32(n / 5) for n in range(6)] + [7],
+            "2 parts as one vector of 7, images as values one after another, bytes divided by 255",
         ),
         (spaces.Box(-np.inf, 1, (2,)), [0.5, 2], [0.5, 2], "Box as one vector of 2, unbounded and not scaled"),
     ],

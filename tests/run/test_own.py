@@ -352,3 +352,21 @@ def test_progress_is_shown_unless_quiet(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "observation: Discrete as one vector of 5, choices as one-hot; 2 actions" in said
     assert "mean return" in said
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_line_of_progress_keeps_what_matters_and_fits(width: int) -> None:
+    from types import SimpleNamespace
+
+    from steadyq.run.progress import BAR, WIDE, describe
+    from steadyq.schedule import Schedule
+
+    training: Any = SimpleNamespace(
+        step_count=1_234_567, recent=[1234.5] * 20, epsilon=Schedule.of(0.05), resets=1234, learner=None
+    )
+    room = width - (BAR if width >= WIDE else BAR // 3) - len(" 100% ") - 1
+    line = describe(training, 10_000_000, (12.3, 45.6), room)
+    assert len(line) <= room
+    for part in ("1,234,567 steps", "return 1234.5", "left"):
+        assert part in line
+    assert ("(last 10 games)" in line) == (width >= 120 and len(describe(training, 10_000_000, (12.3, 45.6))) <= room)

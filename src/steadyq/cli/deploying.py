@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from steadyq.cli.options import parse
-from steadyq.cli.terminal import OUT, check_file, say_imports
+from steadyq.cli.terminal import OUT, check_file, say_imports_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def export(words: list[str]) -> int:
     check_file("--onnx", options.onnx)
     folder = RunFolder(options.run)
     recipe = folder.recipe
-    say_imports(recipe.env)
+    say_imports_of(recipe)
     agent = load(options.run, device="cpu", networks=options.networks)
     about = {"preset": recipe.preset, "protocol": recipe.protocol.name, "seed": recipe.seed, "steps": agent.step}
     if (result := folder.result) is not None:
@@ -76,7 +76,7 @@ def share(words: list[str]) -> int:
     from steadyq.deploy.share import upload
     from steadyq.run.folder import RunFolder
 
-    say_imports(RunFolder(options.run).recipe.env)
+    say_imports_of(RunFolder(options.run).recipe)
     if not options.hub:
         for words_missing in make_folder(options.run, Path(options.to), film=options.video):
             OUT.print(words_missing, soft_wrap=True)

@@ -121,11 +121,47 @@ def _negated(switch: str) -> str:
     return f"--{head}{dot}no-{leaf}"
 
 
+SYNONYMS = {
+    "lr": "optim.rate",
+    "learning-rate": "optim.rate",
+    "batch-size": "replay.batch",
+    "buffer-size": "replay.capacity",
+    "learning-starts": "replay.warmup",
+    "train-freq": "replay.every",
+    "train-frequency": "replay.every",
+    "gradient-steps": "replay.ratio",
+    "replay-ratio": "replay.ratio",
+    "target-update-interval": "optim.hard_copy_every",
+    "target-network-frequency": "optim.hard_copy_every",
+    "max-grad-norm": "optim.clip",
+    "exploration-fraction": "explore.epsilon",
+    "exploration-final-eps": "explore.epsilon",
+    "total-timesteps": "steps",
+    "timesteps": "steps",
+    "n-envs": "protocol.lanes",
+    "num-envs": "protocol.lanes",
+    "env-kwargs": "protocol.kwargs",
+    "env-wrapper": "protocol.wrappers",
+    "net-arch": "network.hidden",
+    "eval-freq": "evaluation.every",
+    "n-eval-episodes": "evaluation.interim_episodes",
+    "eval-episodes": "evaluation.interim_episodes",
+    "save-freq": "record.checkpoint_every",
+    "track": "record.wandb",
+    "cuda": "compute.device",
+    "algo": "preset",
+    "n-quantiles": "estimator.quantiles",
+}
+"""What Stable-Baselines3, its zoo and CleanRL call an option of ours."""
+
+
 def _nearest_option(option: str, known: set[str]) -> str:
     turned = _negated("--" + option.removeprefix("--no-"))
     if option.startswith("--no-") and turned in known:
         return f"did you mean {turned}?"
     leaf = option.removeprefix("--").split(".")[-1]
+    if (ours := f"--{SYNONYMS.get(leaf, '')}".replace("_", "-")) in known:
+        return f"did you mean {ours}?"
     same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
     close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "`--help` lists the options"

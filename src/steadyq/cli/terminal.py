@@ -5,11 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadyq.errors import UserError, printable
 from steadyq.run.files import belongs_to_a_run, replace_text
 from steadyq.run.progress import SafeConsole
+
+if TYPE_CHECKING:
+    from steadyq.recipe import Recipe
 
 OUT = SafeConsole()
 
@@ -48,6 +51,11 @@ def say_imports(*games: str, wrappers: Sequence[str] = ()) -> None:
 
     for said in dict.fromkeys(said for game in games for said in said_imports(game, wrappers)):
         OUT.print(said)
+
+
+def say_imports_of(recipe: "Recipe") -> None:
+    """Say which modules playing a recipe's games with its networks imports."""
+    say_imports(recipe.env, wrappers=(*recipe.protocol.wrappers, recipe.network.factory))
 
 
 def stoppable(work: Callable[[], Any]) -> int:

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from steadyq.cli.brief import train_help
 from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
-from steadyq.cli.terminal import OUT, check_file, say_imports, stoppable, write_file
+from steadyq.cli.terminal import OUT, check_file, say_imports, say_imports_of, stoppable, write_file
 from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
@@ -41,9 +42,10 @@ def train(words: list[str]) -> int:
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
     first.add_argument("--recipe")
-    helping = "-h" in words or "--help" in words
+    brief, helping = {*words} & {"-h", "--help"}, {*words} & {"-h", "--help", "--help-all"}
+    words = ["--help" if word == "--help-all" else word for word in words]
     try:
-        given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help")])
+        given, _ = first.parse_known_args([word for word in others if word not in ("-h", "--help", "--help-all")])
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
     known = with_kinds(recipe_for("steady", envs.example()), words)
@@ -55,7 +57,10 @@ def train(words: list[str]) -> int:
         given.env = given.env or written.env
     if not given.env and not helping:
         raise UserError("train needs an environment, for example `steadyq train MinAtar/Breakout`")
-    say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
+    if written is not None:
+        say_imports_of(written)
+    else:
+        say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
         env = Environment(given.env or envs.example(), tuple(kwargs), tuple(wrappers))
         base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
@@ -63,18 +68,24 @@ def train(words: list[str]) -> int:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
     base = with_kinds(base, words)
+    if brief:
+        train_help(base)
+        return 0
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
     from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
-    from steadyq.run.loop import introduction, rewarded_share, seconds_per_update
+    from steadyq.run.loop import introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
+    from steadyq.run.sinks import wandb_module
 
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
     folder.check(recipe)
+    if recipe.record.wandb:
+        wandb_module()
     display = Terminal(OUT)
 
     if not folder.finished(recipe):
@@ -85,26 +96,26 @@ def train(words: list[str]) -> int:
         updates = recipe.updates
         each = seconds_per_update(recipe, spec)
         digits = 1 if each < 0.1 else 0
-        OUT.print(
+        display.note(
             f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
             f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:,.{digits}f} ms an update"
         )
         if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
-            OUT.print(
-                f"[yellow]note:[/] {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
+            display.note(
+                f"note: {share:.0%} of a random policy's steps are rewarded here: forbidding the rewarded "
                 f"action dictates {'every' if spec.num_actions == 2 else 'most'} bootstrap action"
                 f"{'s' * (spec.num_actions > 2)} and Q becomes the value of a restricted policy; "
-                f"compare with --operator.forbid auto",
-                markup=True,
+                f"compare with --operator.forbid auto"
             )
-        OUT.print(f"writing to {path}\n")
+        if said := never_learns(recipe):
+            display.note(said)
+        display.note(f"writing to {path}\n")
     code = stoppable(lambda: run_training(recipe, run=path, display=display))
     if code == 0:
         word = shlex.quote(str(path))
         OUT.print(f"result   {path}/result.json")
-        OUT.print(
-            f"next     steadyq report {word}   |   steadyq play {word} --out game.mp4   |   steadyq evaluate {word}"
-        )
+        for line in (f"report {word}", f"play {word} --out game.mp4", f"evaluate {word}"):
+            OUT.print(f"{'next' if line.startswith('report') else '':<8} steadyq {line}")
     return code
 
 
@@ -156,7 +167,7 @@ def evaluate(words: list[str]) -> int:
     folder = RunFolder(options.run)
     recipe = folder.recipe
     protocol = recipe.protocol
-    say_imports(recipe.env, wrappers=(*protocol.wrappers, recipe.network.factory))
+    say_imports_of(recipe)
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
     within("--epsilon", epsilon, 0, 1)
     if options.sticky is not None:
@@ -189,6 +200,7 @@ def evaluate(words: list[str]) -> int:
         f"({said}median {np.median(scores):.2f}, range {min(scores):g} to {max(scores):g}"
         f"{f', first 10 games {np.mean(scores[:10]):.2f}' if len(scores) > 10 else ''})",
         markup=True,
+        soft_wrap=not OUT.is_terminal,
     )
     if options.json:
         record = {
@@ -243,7 +255,7 @@ def play(words: list[str]) -> int:
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
     recipe = RunFolder(options.run).recipe
-    say_imports(recipe.env, wrappers=(*recipe.protocol.wrappers, recipe.network.factory))
+    say_imports_of(recipe)
     game = record_game(
         options.run,
         options.out,

@@ -16,13 +16,13 @@ from steadyq.envs.described import to_data
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
 from steadyq.report import figures
-from steadyq.run.files import replace_text
+from steadyq.run.files import LONGER, replace_text
 from steadyq.run.folder import RunFolder
 from steadyq.run.video import record_game
 from steadyq.suite.runs import read
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "game.mp4"
-KEPT = ("recipe.toml", "meta.json", "result.json", "metrics.jsonl", "events.jsonl", "diagnostics.jsonl")
+KEPT = ("recipe.toml", LONGER, "meta.json", "result.json", "metrics.jsonl", "events.jsonl", "diagnostics.jsonl")
 
 
 def share(run: Path, to: Path, *, film: bool = True) -> list[str]:

@@ -60,9 +60,11 @@ def findable(module: str) -> None:
     """Let a module of the working folder be imported, if it lies there and nowhere else.
 
     The folder comes last in Python's path, and only for a module that was asked for by name: anybody's random.py may
-    lie in it.
+    lie in it. A run's own folder is never taken: it may come from a stranger, with a module beside its recipe.
     """
     top, here = module.partition(".")[0], Path.cwd()
+    if any((place / "recipe.toml").exists() for place in (here, *here.parents)):
+        return
     if _found(top) is None and any((here / place).is_file() for place in (f"{top}.py", f"{top}/__init__.py")):
         sys.path.append(str(here))
         importlib.invalidate_caches()

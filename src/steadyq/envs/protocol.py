@@ -119,7 +119,9 @@ class Protocol:
         if self.name != known.name:
             return self.name
         differing = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(known, f.name)]
-        return ", ".join([self.name, *(f"{name} {getattr(self, name)}" for name in differing)])
+        values = {name: getattr(self, name) for name in differing}
+        said = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return ", ".join([self.name, *(f"{name} {value}" for name, value in said.items())])
 
     @property
     def rules(self) -> str:

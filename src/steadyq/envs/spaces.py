@@ -1,7 +1,7 @@
 """How a Gymnasium environment's spaces look to the learner: one image or one vector to see, numbered actions.
 
 An image is a Box of three dimensions, or of two if it holds bytes. Anything else is one vector: numbers as they are,
-choices (Discrete, MultiDiscrete) as one-hot, the parts of a Tuple or Dict one after another.
+choices (Discrete, MultiDiscrete) as one-hot, the parts of a Tuple or Dict one after another, small images among them.
 """
 
 import functools
@@ -32,16 +32,16 @@ class Observations:
         self.channels_last = False
         self.space, self._image = space, False
         images = [(where, leaf) for where, leaf in leaves if _is_image(leaf)]
-        if images and len(leaves) > 1:
-            where, leaf = images[0]
-            raise UserError(
-                f"{game} shows an image ({leaf}, at {where}) together with other things, which no network here takes: "
-                f"keep one of them, for instance with gymnasium.wrappers.FilterObservation"
-            )
-        if images:
+        if images and len(leaves) == 1:
             self._lay_out_image(game, images[0][1])
             return
         size = sum(_size(leaf) for _, leaf in leaves)
+        if size > MOST_VALUES and images:
+            where, leaf = images[0]
+            raise UserError(
+                f"{game} shows an image ({leaf}, at {where}) beside other things, {size:,} values together, which one "
+                f"vector has at most {MOST_VALUES:,} of: keep one, as with gymnasium.wrappers.FilterObservation"
+            )
         if size > MOST_VALUES:
             raise UserError(f"{game} has observations of {size:,} values; a vector has at most {MOST_VALUES:,}")
         self.shape: tuple[int, ...] = (size,)
@@ -50,7 +50,9 @@ class Observations:
         endless = any(isinstance(leaf, spaces.Box) and not leaf.is_bounded() for _, leaf in leaves)
         parts = f"{len(leaves)} parts" if len(leaves) > 1 else type(leaves[0][1]).__name__
         self.rule = f"observation: {parts} as one vector of {size:,}" + (
-            ", choices as one-hot" * hot + ", unbounded and not scaled" * endless
+            ", choices as one-hot" * hot
+            + ", images as values one after another, bytes divided by 255" * bool(images)
+            + ", unbounded and not scaled" * endless
         )
 
     def _lay_out_image(self, game: str, box: spaces.Box) -> None:
@@ -217,6 +219,8 @@ def _flat(space: spaces.Space[Any], value: Any, where: str) -> list[Array]:
             raise ValueError(f"{short(value)}{at}, which is none of {space}")
         hot = [np.eye(1, count, int(chosen), dtype=np.float32)[0] for chosen, count in zip(index, counts, strict=True)]
         return [np.concatenate(hot)]
+    if space.dtype == np.uint8 and _is_image(space):
+        return [array.astype(np.float32) / 255]
     return [array]
 
 

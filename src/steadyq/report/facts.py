@@ -1,5 +1,8 @@
 """The page's last section: what every run was, from its recipe to its commit, and where its raw files are."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from steadyq.report.markup import Child, Markup, joined, tag
@@ -57,6 +60,17 @@ def _run(page: Page, run: Run, opened: bool) -> Markup:
     )
 
 
+def _on_the_way(result: Mapping[str, Any]) -> list[tuple[str, Child]]:
+    """The best evaluation on the way, and why the run ended early if it did."""
+    found: list[tuple[str, Child]] = []
+    if result.get("evaluations"):
+        best = f"{figure(result['best_return'])} at step {result['best_step']:,}"
+        found.append(("on the way", f"best of {result['evaluations']} evaluations: {best}"))
+    if why := result.get("stopped"):
+        found.append(("stopped early", str(why)))
+    return found
+
+
 def _evaluation(run: Run) -> list[tuple[str, Child]]:
     if run.result is None:
         return []
@@ -70,6 +84,7 @@ def _evaluation(run: Run) -> list[tuple[str, Child]]:
             f"{figure(float(np.median(played)))}, highest {figure(played[-1])}); random policy "
             f"{figure(result['random_return'])} over {result.get('random_episodes', 'some')}",
         ),
+        *_on_the_way(result),
         ("training time", clock(run.counts.get("seconds", 0.0))),
         (
             "hardware",

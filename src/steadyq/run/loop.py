@@ -97,8 +97,9 @@ def train(
     check_memory(recipe, spec)
     ensemble = ensemble_for(recipe, spec)
     if introducing and not folder.begun:
-        for line in (*introduction(recipe, spec, ensemble), f"writing to {folder.path}"):
-            display.note(line)
+        for line in (*introduction(recipe, spec, ensemble), never_learns(recipe), f"writing to {folder.path}"):
+            if line:
+                display.note(line)
     prepare_process(threads_for(work(ensemble, recipe.replay.batch), recipe.compute.threads))
     known = folder.recipe.steps if folder.begun else recipe.steps
     _refuse_without_replay(folder, recipe)
@@ -197,6 +198,14 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         f"computing on {where['device']}: form {where['form']}, {where['precision']}",
         *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
     ]
+
+
+def never_learns(recipe: Recipe) -> str:
+    """What is said of a run that is too short to learn anything; nothing where it is not."""
+    if recipe.updates:
+        return ""
+    warmup, steps = recipe.replay.warmup, recipe.steps
+    return f"note: nothing will be learned: learning begins after {warmup:,} steps (replay.warmup), of {steps:,}"
 
 
 def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
@@ -378,7 +387,8 @@ class Session:
 
         self._finite()
         try:
-            found = self.interim.play(training.agent(), training.step_count, asked_to_stop)
+            with training.paused():
+                found = self.interim.play(training.agent(), training.step_count, asked_to_stop)
         except (_StopNow, BadEnvironment) as reason:
             self.writer.save(training.checkpoint(), training.step_count)
             if isinstance(reason, BadEnvironment):

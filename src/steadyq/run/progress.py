@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from steadyq.run.step import Training
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.25, 15.0
+BAR, WIDE = 24, 120
+"""Width of a bar, on a terminal of so many columns; a third of it on a narrower one."""
 
 
 class SafeConsole(Console):
@@ -121,6 +123,9 @@ class Terminal(Display):
             )
         self.rate_mark = (now, training.step_count, training.learner.updates)
         line = describe(training, self.steps, self.rates)
+        if self.progress:
+            bar = BAR if self.console.width >= WIDE else BAR // 3
+            line = describe(training, self.steps, self.rates, self.console.width - bar - len(" 100% ") - 1)
         with self._shown():
             if self.progress:
                 task = self.progress.task_ids[0]
@@ -149,7 +154,7 @@ class Terminal(Display):
         """A bar and texts beside it; loaded here, because commands that show none start sooner without."""
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (BarColumn(bar_width=24), *map(TextColumn, texts))
+        columns = (BarColumn(bar_width=BAR if self.console.width >= WIDE else BAR // 3), *map(TextColumn, texts))
         return Progress(*columns, console=self.console, transient=transient, auto_refresh=False)
 
     @contextmanager
@@ -171,9 +176,10 @@ class Terminal(Display):
                 f"{games_said(result)}   (random policy: {result['random_return']:.2f} over "
                 f"{plural(result['random_episodes'], 'game')})",
                 markup=True,
+                soft_wrap=not self.console.is_terminal,
             )
             if text := other_means(result):
-                self.console.print(f"            {text}")
+                self.console.print(f"            {text}", soft_wrap=not self.console.is_terminal)
 
 
 def games_said(result: Mapping[str, Any]) -> str:
@@ -206,19 +212,29 @@ def other_means(result: Mapping[str, Any]) -> str:
     return "   ".join(parts)
 
 
-def describe(training: "Training", steps: int, rates: tuple[float, float]) -> str:
-    """One line: where the run is, how it plays, how fast it learns, how long it will take."""
-    parts = [f"{training.step_count:,} steps"]
-    if (recent := mean_of_last(10, training.recent)) is not None:
-        parts.append(f"return {recent:.1f} (last {min(len(training.recent), 10)} games)")
-    parts.append(f"eps {training.epsilon.at(training.step_count):.2f}")
-    if rates[0]:
-        rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")
-        parts.append(f"{rate:.{0 if rate >= 10 else 1 if rate >= 1 else 2}f} {what}/s")
-        if training.learner.updates:
-            parts.append(f"{clock((steps - training.step_count) / rates[0])} left")
-    parts.append(f"{training.resets} resets")
-    return " · ".join(parts)
+def describe(training: "Training", steps: int, rates: tuple[float, float], width: int = 1000) -> str:
+    """One line: where the run is, how it plays, how fast it learns, how long it will take; what fits into the width."""
+    recent, games = mean_of_last(10, training.recent), min(len(training.recent), 10)
+    rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")
+    parts = {  # in the order they are shown
+        "steps": f"{training.step_count:,} steps",
+        "return": "" if recent is None else f"return {recent:.1f}",
+        "games": "" if recent is None else f"(last {games} games)",
+        "epsilon": f"eps {training.epsilon.at(training.step_count):.2f}",
+        "rate": f"{rate:.{0 if rate >= 10 else 1 if rate >= 1 else 2}f} {what}/s" if rates[0] else "",
+        "left": f"{clock((steps - training.step_count) / rates[0])} left" if rates[0] and rates[1] else "",
+        "resets": f"{training.resets} resets",
+    }
+    kept: dict[str, str] = {}
+    for name in ("steps", "return", "left", "rate", "epsilon", "resets", "games"):  # what matters most first
+        tried = {part: text for part, text in parts.items() if text and (part in kept or part == name)}
+        if len(_joined(tried)) <= width:
+            kept = tried
+    return _joined(kept)
+
+
+def _joined(parts: Mapping[str, str]) -> str:
+    return " · ".join(parts.values()).replace(" · (last", " (last")
 
 
 def plural(number: int, what: str) -> str:

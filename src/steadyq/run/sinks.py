@@ -76,9 +76,12 @@ class Sinks:
 
 
 def wandb_module() -> Any:
-    """The wandb package, or one line saying how to get it."""
+    """The wandb package, ready to log; or one line saying how to get it, or to log in."""
     try:
         import wandb
     except ImportError:
         raise UserError("record.wandb needs the extra: pip install 'steadyq[wandb]'") from None
+    offline = os.environ.get("WANDB_MODE", "online") != "online"
+    if not offline and not getattr(getattr(wandb, "api", None), "api_key", "unknown"):
+        raise UserError("record.wandb needs a login: run `wandb login`, or set WANDB_MODE=offline")
     return wandb

@@ -3,7 +3,8 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,13 @@ class Training:
         self.wall += now - self._clock
         self._clock = now
         return self.wall
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block time passes that is not training."""
+        self.seconds()
+        yield
+        self._clock = time.monotonic()
 
     def _watch(self) -> Watch | None:
         section, gamma = self.recipe.monitor, Schedule.of(self.recipe.optim.gamma).largest
