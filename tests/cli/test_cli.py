@@ -256,6 +256,7 @@ def test_presets_lists_and_prints_the_papers_table(capsys: pytest.CaptureFixture
 
 
 def test_presets_by_their_axes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     assert run("presets", "--axes") == 0
     shown = capsys.readouterr().out

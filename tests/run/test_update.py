@@ -103,7 +103,7 @@ def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again(
     cases = [(3, 0.5, 1.75, 0.125), (2, 0.5, 1.5, 0.25), (1, 0.5, 1.0, 0.5), (3, 0.1, 1.11, 0.001), (2, 1.0, 2.0, 1.0)]
     for n, gamma, _, _ in cases:
         given = {"uniform": rng.random(16), "order": [1, 2, 3, 0], "forbid": False, "keep": 1.0, "rate": 1e-3}
-        packed = layout.pack(**given, horizon=n, gamma=gamma, shift=0, intensity=1.0)
+        packed = layout.pack(**given, horizon=n, gamma=gamma, shift=0, intensity=1.0, share=1.0, taus=0.5)
         storage.copy_(torch.from_numpy(packed))  # as a captured graph is fed: one address, new numbers
         learning(storage)
     for batch, (_, _, reward, discount) in zip(seen, cases, strict=True):

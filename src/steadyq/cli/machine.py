@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from steadyq.cli.options import parse
@@ -41,7 +41,7 @@ def presets(words: list[str]) -> int:
     if options.axes:
         if options.toml:
             raise UserError("--axes and --toml: choose one of the two")
-        table = Table("preset", *AXES, box=None, header_style="bold")
+        table = Table(Column("preset", no_wrap=True), *AXES, box=None, header_style="bold")
         for name in [options.name] if options.name else PRESETS:
             table.add_row(name, *axes(recipe_for(name, options.env, options.scale)))
         OUT.print(table)
@@ -49,7 +49,7 @@ def presets(words: list[str]) -> int:
     if not options.name:
         if options.toml:
             raise UserError(f"--toml prints one preset: name it, {', '.join(PRESETS)}")
-        table = Table("preset", "what it is", box=None, header_style="bold")
+        table = Table(Column("preset", no_wrap=True), "what it is", box=None, header_style="bold")
         for name, function in PRESETS.items():
             table.add_row(name, (function.__doc__ or "").splitlines()[0])
         OUT.print(table)
