@@ -256,8 +256,7 @@ def test_presets_lists_and_prints_the_papers_table(capsys: pytest.CaptureFixture
 
 
 def test_presets_by_their_axes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("steadyq.cli.terminal.OUT._width", 200)
     assert run("presets", "--axes") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in presets.PRESETS)
@@ -266,6 +265,14 @@ def test_presets_by_their_axes(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert line == "tqc_discrete|quantile, 25 quantiles|tqc, 2 a member dropped|5|none|uniform, minatar network"
     assert run("presets", "--axes", "--toml") == 2
     assert "--axes and --toml: choose one of the two" in capsys.readouterr().err
+
+
+def test_a_presets_name_is_never_broken(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadyq.cli.terminal.OUT._width", 60)
+    for words in (["presets"], ["presets", "--axes"]):
+        assert run(*words) == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in presets.PRESETS)
 
 
 def test_doctor_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
