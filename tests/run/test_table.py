@@ -102,7 +102,7 @@ def test_it_trains_evaluates_reports_acts_and_survives_a_kill(name: str, tmp_pat
     try:
         recipe = sq.presets.steady(env, steps=180, **{**SMALL, **more})
     except UserError as missing:
-        if "needs a package that is not installed" in str(missing) or "pip install" in str(missing):
+        if "pip install" in str(missing) and not os.environ.get("CI"):
             pytest.skip(str(missing))
         raise
     whole = sq.train(recipe, run=tmp_path / "whole", quiet=True)

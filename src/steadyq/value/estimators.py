@@ -50,8 +50,36 @@ def td_error(estimator: Estimator, z: Tensor, y: Tensor) -> Tensor:
     return estimator.value(y) - estimator.q(z)
 
 
+class Returns:
+    """What holds wherever atoms are returns themselves: a single one, or quantiles."""
+
+    def q(self, z: Tensor) -> Tensor:
+        """Return the mean over atoms."""
+        return z.mean(-1)
+
+    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
+        """Return r + discount z_k, each atom at most the ceiling."""
+        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
+
+    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted mean of the atoms, each with its like."""
+        return mean_of(z, weight)
+
+    def value(self, y: Tensor) -> Tensor:
+        """Return the mean over atoms."""
+        return y.mean(-1)
+
+    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
+        """Share of atoms at the ceiling."""
+        return (y >= ceiling).float().mean(-1)
+
+    def crossing(self, z: Tensor) -> Tensor | None:
+        """Share of neighbours in the wrong order; a single atom has none."""
+        return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1) if z.shape[-1] > 1 else None
+
+
 @dataclass(frozen=True)
-class Scalar:
+class Scalar(Returns):
     """One number per action, regressed with the Huber loss."""
 
     kappa: float = 1.0
@@ -65,33 +93,17 @@ class Scalar:
         """Drop the atom dimension."""
         return z.squeeze(-1)
 
-    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
-        """Return r + discount z, at most the ceiling."""
-        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
-
     def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Huber loss of the single atom."""
         return huber(y - z, self.kappa).squeeze(-1)
-
-    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted mean of the values."""
-        return mean_of(z, weight)
 
     def value(self, y: Tensor) -> Tensor:
         """Drop the atom dimension."""
         return y.squeeze(-1)
 
-    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
-        """1 where the target is the ceiling."""
-        return (y >= ceiling).float().squeeze(-1)
-
-    def crossing(self, z: Tensor) -> Tensor | None:
-        """Nothing to cross."""
-        return None
-
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(Returns):
     """K quantiles per action at tau_k = (k + 1/2) / K, regressed with the quantile Huber loss (Eq. l.408).
 
     `reduction="mean"` is the 1/K^2 the paper prints; `"sum"` sums over predicted quantiles as QR-DQN does,
@@ -102,36 +114,10 @@ class Quantile:
     kappa: float = 1.0
     reduction: Literal["mean", "sum"] = "mean"
 
-    def q(self, z: Tensor) -> Tensor:
-        """Return the mean over quantiles."""
-        return z.mean(-1)
-
-    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
-        """Return r + discount z_k, each quantile at most the ceiling."""
-        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
-
     def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Return sum or mean over k of mean over k' of |tau_k - 1{u < 0}| Huber(u), u = y_k' - z_k."""
         mean = quantile_huber(z, y, self.kappa)
         return mean if self.reduction == "mean" else self.atoms * mean
-
-    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted mean of the quantiles, each with its like."""
-        return mean_of(z, weight)
-
-    def value(self, y: Tensor) -> Tensor:
-        """Return the mean over quantiles."""
-        return y.mean(-1)
-
-    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
-        """Share of quantiles at the ceiling."""
-        return (y >= ceiling).float().mean(-1)
-
-    def crossing(self, z: Tensor) -> Tensor | None:
-        """Share of neighbours in the wrong order; a single quantile has none."""
-        if self.atoms == 1:
-            return None
-        return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -247,7 +233,7 @@ class HLGauss:
 
 
 @dataclass(frozen=True)
-class Implicit:
+class Implicit(Returns):
     """IQN (Dabney et al. 2018): the network is asked for whichever quantiles tau; an update draws `samples` of them.
 
     Where none are drawn, in acting and measuring, it is asked for `fixed` ones, evenly spaced.
@@ -263,36 +249,12 @@ class Implicit:
         """One for each tau."""
         return 1
 
-    def q(self, z: Tensor) -> Tensor:
-        """Return the mean over quantiles."""
-        return z.mean(-1)
-
-    def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
-        """Return r + discount z_k, each quantile at most the ceiling."""
-        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
-
     def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Return sum or mean over tau of mean over targets of |tau - 1{u < 0}| Huber(u), u = y_k' - z_tau."""
         tau = evenly(z.shape[-1], z) if tau is None else tau
         u = y.detach()[..., None, :] - z[..., :, None]  # [member, batch, tau, target]
         each = ((tau[..., None] - (u < 0).to(z.dtype)).abs() * huber(u, self.kappa)).mean(-1)
         return each.mean(-1) if self.reduction == "mean" else each.sum(-1)
-
-    def mix(self, z: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted mean of the quantiles, each with its like."""
-        return mean_of(z, weight)
-
-    def value(self, y: Tensor) -> Tensor:
-        """Return the mean over quantiles."""
-        return y.mean(-1)
-
-    def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
-        """Share of quantiles at the ceiling."""
-        return (y >= ceiling).float().mean(-1)
-
-    def crossing(self, z: Tensor) -> Tensor | None:
-        """Share of neighbours in the wrong order, among the evenly spaced quantiles that are measured."""
-        return (z[..., 1:] < z[..., :-1]).double().flatten(1).mean(1) if z.shape[-1] > 1 else None
 
 
 def evenly(count: int, like: Tensor) -> Tensor:
