@@ -1,9 +1,12 @@
 """What works with the core alone: a missing package is named in one line, with the extra that brings it."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 HIDDEN = ("ale_py", "minatar", "envpool", "imageio_ffmpeg", "pygame", "matplotlib", "stable_baselines3", "wandb", "ray")
 SCRIPT = f"""
@@ -61,3 +64,15 @@ def test_the_core_needs_no_emulator(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 10_000
     assert not (tmp_path / "demo").exists()
     assert not (tmp_path / "curves.svg").exists()
+
+
+PACKAGES = (
+    *("ale_py", "minatar", "envpool", "Box2D", "stable_baselines3", "sb3_contrib", "ray", "onnx", "onnxscript"),
+    *("onnxruntime", "huggingface_hub", "optuna", "triton", "matplotlib", "imageio_ffmpeg", "pygame"),
+)
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere tests that need a missing package say so")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_in_ci_no_test_is_left_out_for_a_missing_package(package: str) -> None:
+    assert importlib.util.find_spec(package) is not None, f"the Makefile should install {package}"
