@@ -240,7 +240,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
         return torch.stack(list(learner.measure(batch, target, y, each, q).values()))
 
     functions: dict[str, Callable[[], Any]] = {
-        "sample": lambda: ring.sample(draws.layout.unpack(drawn)).weight,
+        "sample": lambda: ring.sample(draw).weight,
         "targets": lambda: learner.targets(batch, draw)[0],
         "loss and gradient": lambda: gradient()[1],
         "clip, Adam, Polyak, copies": lambda: learner.step_(found, draw),

@@ -11,6 +11,7 @@ and loss run over them. `discount` already holds gamma^n and is zero where the t
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class DrawLayout:
     future: int = 0  # steps of the future that are shown too
     samples: int = 0  # quantiles drawn for each sample
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each field of `Draw`, in their order in the vector."""
         views = (2 + self.future) * self.augmented
@@ -114,7 +115,18 @@ class DrawLayout:
             "taus": (2, self.batch, self.samples),
         }
 
-    @property
+    @cached_property
+    def places(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Where each field lies in the vector, and its shape."""
+        found: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            found[name] = slice(start, end), shape
+            start = end
+        return found
+
+    @cached_property
     def size(self) -> int:
         """Numbers in the vector."""
         return sum(math.prod(shape) for shape in self.shapes.values())
@@ -123,19 +135,15 @@ class DrawLayout:
         """One vector out of all fields."""
         if values.keys() != self.shapes.keys():
             raise ValueError(f"a draw has {list(self.shapes)}, not {list(values)}")
-        parts = [np.broadcast_to(values[name], shape).ravel() for name, shape in self.shapes.items()]
-        return np.concatenate(parts).astype(np.float64, copy=False)
+        packed = np.empty(self.size)
+        for name, (place, shape) in self.places.items():
+            packed[place].reshape(shape)[...] = values[name]
+        return packed
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
         kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
-        parts: dict[str, Tensor] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            parts[name] = kinds[KINDS[name]][start:end].view(shape)
-            start = end
-        return Draw(**parts)
+        return Draw(**{name: kinds[KINDS[name]][place].view(shape) for name, (place, shape) in self.places.items()})
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
         """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
