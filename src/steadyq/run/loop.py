@@ -480,7 +480,9 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         if steps := recipe.auxiliary.future:
             ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
             batch = replace(batch, future=Future(*ahead))
-        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False)
+        layout = replace(
+            draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False, compared=False
+        )
         draw = layout.plain(device)
         if device.type == "cuda":
             with compiling_ahead(device):
