@@ -38,7 +38,7 @@ from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
-from steadyq.value.auxiliary import Auxiliary, Contrast, SelfPrediction
+from steadyq.value.auxiliary import Auxiliary, Contrastive, SelfPrediction
 from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import (
@@ -256,7 +256,7 @@ def auxiliary_for(recipe: Recipe) -> Auxiliary | None:
         case "spr":
             return SelfPrediction(section.steps, section.weight)
         case "curl":
-            return Contrast(section.weight, section.momentum)
+            return Contrastive(section.weight, section.momentum)
     assert_never(section.kind)
 
 

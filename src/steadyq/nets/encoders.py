@@ -125,13 +125,12 @@ class Described:
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Each layer is read by the next, the last by the outputs."""
-        found: dict[str, tuple[str, ...]] = {name: (reader,) for name, reader in pairwise(self.body)}
-        return {**found, self.hidden_layer: self.read_by}
+        found: dict[str, tuple[str, ...]] = {name: self.noise_too(reader) for name, reader in pairwise(self.body)}
+        return {**found, self.hidden_layer: self.noise_too(*self.heads)}
 
-    @property
-    def read_by(self) -> tuple[str, ...]:
-        """Who reads the last hidden units: the outputs, and their noise."""
-        return (*self.heads, *(name + SIGMA for name in self.heads if self.noisy))
+    def noise_too(self, *readers: str) -> tuple[str, ...]:
+        """Layers and their noise, which reads what they read."""
+        return (*readers, *(name + SIGMA for name in readers if name + SIGMA in self.layers))
 
     def group(self, name: str) -> Group:
         """The last hidden layer and what lies beside and behind it are the head; the transition is of the encoder."""
@@ -251,7 +250,7 @@ class Residual(Convolutional):
         found: dict[str, tuple[str, ...]] = {
             name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
         }
-        return {**found, self.hidden_layer: self.read_by}
+        return {**found, self.hidden_layer: self.noise_too(*self.heads)}
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class SelfPrediction:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrastive:
     """CURL (Laskin et al. 2020): of all states of a batch each member's query of one is to find its key of that one.
 
     A query is a view of s through encoder, projection and product, a key another view of it through the encoder and
