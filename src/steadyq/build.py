@@ -184,7 +184,8 @@ def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet 
             image = _image(recipe, spec)
             return Layered(image, outputs, cnn(image, section.hidden[0]))
         case "der":
-            return Layered(_image(recipe, spec), outputs, data_efficient(section.hidden[0]))
+            image = _image(recipe, spec)
+            return Layered(image, outputs, data_efficient(image, section.hidden[0]))
         case "own":
             raise AssertionError("a factory's network is built by it")
         case "minatar":

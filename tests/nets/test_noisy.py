@@ -22,7 +22,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
         (4, 12, 12),
     ),
     "nature": (Layered((4, 36, 40), OUTPUTS, cnn((4, 36, 40), 8), renormalise=True, **NOISY), (4, 36, 40)),
-    "data-efficient": (Layered((4, 30, 26), OUTPUTS, data_efficient(8), **NOISY), (4, 30, 26)),
+    "data-efficient": (Layered((4, 30, 26), OUTPUTS, data_efficient((4, 30, 26), 8), **NOISY), (4, 30, 26)),
     "minatar": (MinAtarNet((4, 10, 10), OUTPUTS, channels=8, hidden=16, **NOISY), (4, 10, 10)),
     "mlp": (MLP((6,), OUTPUTS, (16, 8), norm="layer", **NOISY), (6,)),
     "mlp of one layer over an image": (MLP((2, 3, 4), OUTPUTS, (16,), noisy=0.5), (2, 3, 4)),

@@ -154,7 +154,10 @@ def test_a_scheduled_reset_treats_the_transition_as_encoder_and_the_predictor_as
 UNITS, MOMENTUM = 6, 0.9
 CONTRASTED = {
     "mlp": (MLP((5,), ACTIONS * ATOMS, (8, 7), contrast=UNITS, noisy=0.5), (5,)),
-    "data-efficient": (Layered((2, 26, 25), ACTIONS * ATOMS, data_efficient(7), contrast=UNITS), (2, 26, 25)),
+    "data-efficient": (
+        Layered((2, 26, 25), ACTIONS * ATOMS, data_efficient((2, 26, 25), 7), contrast=UNITS),
+        (2, 26, 25),
+    ),
     "impala, average": (Impala((2, 6, 6), ACTIONS * ATOMS, 1, 7, contrast=UNITS, pooling="average"), (2, 6, 6)),
 }
 

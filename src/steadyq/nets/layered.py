@@ -21,9 +21,9 @@ def cnn(observation: tuple[int, int, int], hidden: int) -> tuple[str, ...]:
     return (*(NATURE if min(observation[1:]) >= 36 else SMALL), f"linear {hidden}")
 
 
-def data_efficient(hidden: int) -> tuple[str, ...]:
-    """Data-efficient Rainbow's network: a 25th of Nature's positions at each of two convolutions."""
-    return (*DATA_EFFICIENT, f"linear {hidden}")
+def data_efficient(observation: tuple[int, int, int], hidden: int) -> tuple[str, ...]:
+    """Data-efficient Rainbow's network of two convolutions, for images of this size."""
+    return (*(DATA_EFFICIENT if min(observation[1:]) >= 25 else SMALL[:2]), f"linear {hidden}")
 
 
 @dataclass(frozen=True)
