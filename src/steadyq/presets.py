@@ -286,6 +286,7 @@ def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
         network=replace(NetworkSection(kind="cnn", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
         replay=replace(
             base.replay,
+            ratio=1 if atari else base.replay.ratio,  # [DrQ] replay_ratio 32 of batches of 32
             n_step=10,  # [DrQ] update_horizon
             shift=4 if atari else 0,  # [DrQ]
             intensity=0.05 if atari else 0.0,  # [DrQ] as its code augments

@@ -138,8 +138,7 @@ class Training:
     def act_values(self) -> Tensor:
         """The value by which the ensemble acts, [lane, action]; noisy networks with fresh noise, one for all lanes."""
         if self.noise.numel():
-            drawn = self.rng.standard_normal(self.noise.shape).astype(np.float32)
-            self.noise.copy_(to_device(drawn, self.device))
+            self.noise.copy_(to_device(self.rng.standard_normal(self.noise.shape, np.float32), self.device))
         return self._act(self.ring.open_slots)
 
     @torch.no_grad()
