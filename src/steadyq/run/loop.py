@@ -193,8 +193,8 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         *(f"  {line}" for line in recipe.protocol.lines()),
         *seen,
         f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters{noise}; "
-        f"operator {operator.kind}, exchange {operator.exchange}, forbid {operator.forbid}, ceiling {operator.ceiling}; "
-        f"estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
+        f"operator {operator.kind}, exchange {operator.exchange}, forbid {operator.forbid}, "
+        f"ceiling {operator.ceiling}; estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
         f"resets {recipe.regulation.intervention}",
         f"computing on {where['device']}: form {where['form']}, {where['precision']}",
         *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
