@@ -224,14 +224,7 @@ class Recycle:
             bias.masked_fill_(units.to(bias.device), 0)
             _join(touched, f"{name}.weight", rows.expand_as(weight))
             _join(touched, f"{name}.bias", units.to(bias.device))
-            if name + SIGMA in network.layers:
-                for part, begun in zip(
-                    ("weight", "bias"), ensemble.initial_layer(network.layers[name + SIGMA], generator), strict=True
-                ):
-                    noise = params[f"{name}{SIGMA}.{part}"]
-                    where = units.view(*units.shape, *[1] * (noise.dim() - 2)).to(noise.device)
-                    noise.copy_(torch.where(where, begun.to(noise.device), noise))
-                    _join(touched, f"{name}{SIGMA}.{part}", where.expand_as(noise))
+            _renew_noise_(name, units, params, ensemble, generator, touched)
             for reader in network.readers[name]:
                 outgoing = params[f"{reader}.weight"]
                 columns = reading_columns(units.to(outgoing.device), network.layers[reader])
@@ -380,6 +373,18 @@ def with_noise(mask: Mask, ensemble: Ensemble) -> Mask:
     """The masked layers, each with its noise where it has any."""
     layers = ensemble.network.layers
     return mask | {name + SIGMA: hit for name, hit in mask.items() if name + SIGMA in layers}
+
+
+def _renew_noise_(
+    name: str, units: Tensor, params: Params, ensemble: Ensemble, generator: torch.Generator, touched: Touched
+) -> None:
+    """Where a layer has noise, that of these of its units begins again."""
+    layer = ensemble.network.layers.get(name + SIGMA)
+    for part, begun in zip(("weight", "bias"), ensemble.initial_layer(layer, generator) if layer else (), strict=False):
+        noise = params[f"{name}{SIGMA}.{part}"]
+        where = units.view(*units.shape, *[1] * (noise.dim() - 2)).to(noise.device)
+        noise.copy_(torch.where(where, begun.to(noise.device), noise))
+        _join(touched, f"{name}{SIGMA}.{part}", where.expand_as(noise))
 
 
 def _join(touched: Touched, name: str, where: Tensor) -> None:
