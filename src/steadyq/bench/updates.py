@@ -155,7 +155,9 @@ class PlainLoop:
 class CompiledGrouped(Learner):
     """Grouped convolutions in channels-last order under `torch.compile`: PyTorch's own way to run members at once."""
 
-    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
+    def values(
+        self, params: Params, observation: Tensor, taus: Tensor | None = None, noise: Tensor | None = None
+    ) -> Values:
         """Distributions and means at the observations."""
         if not hasattr(self, "compiled"):
             torch.compiler.reset()  # or a few scales in one process exhaust what may be compiled of one function
