@@ -279,11 +279,13 @@ def sr_spr(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DrQ(eps): Double DQN with dueling outputs, ten-step returns and images shifted at random, no target network."""
-    base = _single(_base("drq", env, scale), operator="double", estimator="scalar")
+    base = _unfired(_single(_base("drq", env, scale), operator="double", estimator="scalar"))
     atari = base.protocol.name.startswith("atari")
+    # Its small gradients beside Adam's epsilon: drawn as PyTorch draws, weights learn five times as slowly.
+    small = NetworkSection(kind="cnn", hidden=(512,), initial="xavier")  # [DrQ]
     recipe = replace(
         base,
-        network=replace(NetworkSection(kind="cnn", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
+        network=replace(small if atari else base.network, dueling=True),  # [DrQ]
         replay=replace(
             base.replay,
             ratio=1 if atari else base.replay.ratio,  # [DrQ] replay_ratio 32 of batches of 32
@@ -303,6 +305,7 @@ def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 def _noisy(base: Recipe, network: NetworkSection, *, spread: float, n: int) -> Recipe:
     """What Rainbow and its descendants share beside the axes; on Atari also a network and a pace of their own."""
+    base = _unfired(base)
     atari, lanes = base.protocol.name.startswith("atari"), base.protocol.lanes
     return replace(
         base,
@@ -325,8 +328,16 @@ def _noisy(base: Recipe, network: NetworkSection, *, spread: float, n: int) -> R
     )
 
 
+def _unfired(base: Recipe) -> Recipe:
+    """Atari as Dopamine plays it, and with it agents from Rainbow to BBF: nobody presses FIRE for them."""
+    if not base.protocol.name.startswith("atari"):
+        return base
+    return replace(base, protocol=replace(base.protocol, fire_reset=False))
+
+
 def _cycled(base: Recipe) -> Recipe:
     """BBF's cycles: resets, and n-step and discount annealed after each; augmentation; the target networks act."""
+    base = _unfired(base)
     family, lanes = base.protocol.name.split("-")[0], base.protocol.lanes
     atari, ratio = family == "atari", 1 if family == "procgen" else 2  # [BBF] 2
     cycle = max(1, base.steps // (lanes * base.replay.every) * ratio // 5)  # [BBF] 40,000 of 200,000 updates
