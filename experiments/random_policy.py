@@ -3,8 +3,8 @@
 python experiments/random_policy.py                 plays all of them and writes src/steadyq/scores/data/random.csv
 python experiments/random_policy.py Atari/Pong ...  plays these and keeps the other rows
 
-100 games of each of Atari-100K's 26 games, with FIRE pressed unseen and without, 1,000 of each of MinAtar's five, with the
-library's own evaluation.
+100 games of each of Atari-100K's 26 games, with FIRE pressed unseen and without, 1,000 of each of MinAtar's five, with
+the library's own evaluation.
 """
 
 import argparse
