@@ -11,6 +11,7 @@ and loss run over them. `discount` already holds gamma^n and is zero where the t
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class DrawLayout:
     future: int = 0  # steps of the future that are shown too
     samples: int = 0  # quantiles drawn for each sample
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each field of `Draw`, in their order in the vector."""
         views = (2 + self.future) * self.augmented
@@ -114,27 +115,34 @@ class DrawLayout:
             "taus": (2, self.batch, self.samples),
         }
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many numbers each field has."""
+        return [math.prod(shape) for shape in self.shapes.values()]
+
     @property
     def size(self) -> int:
         """Numbers in the vector."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self.sizes)
 
     def pack(self, **values: Any) -> np.ndarray:
         """One vector out of all fields."""
         if values.keys() != self.shapes.keys():
             raise ValueError(f"a draw has {list(self.shapes)}, not {list(values)}")
-        parts = [np.broadcast_to(values[name], shape).ravel() for name, shape in self.shapes.items()]
-        return np.concatenate(parts).astype(np.float64, copy=False)
+        packed, start = np.empty(self.size), 0
+        for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True):
+            packed[start : start + size].reshape(shape)[...] = values[name]
+            start += size
+        return packed
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
         kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
         parts: dict[str, Tensor] = {}
         start = 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            parts[name] = kinds[KINDS[name]][start:end].view(shape)
-            start = end
+        for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True):
+            parts[name] = kinds[KINDS[name]][start : start + size].view(shape)
+            start += size
         return Draw(**parts)
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
