@@ -8,7 +8,7 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,15 +58,16 @@ def _unpack(archive: Path, place: Path) -> None:
         raise UserError(f"{archive} cannot be unpacked: {error.strerror or error}") from None
 
 
-def pack(folder: Path, archive: Path, top: str = "") -> None:
-    """Write what documents and tables need of the runs in a folder: logs and results, without weights and dates.
+def pack(folder: Path, archive: Path, top: str = "", runs: Iterable[Path] | None = None) -> None:
+    """Write logs and results of the runs in a folder, or of some of them: no weights, no dates.
 
     What is there already is replaced at once, when the new archive is whole.
     """
     unfinished = archive.with_name(f"{archive.name}.{os.urandom(4).hex()}{UNFINISHED}")
     archive.parent.mkdir(parents=True, exist_ok=True)
+    wanted = {folder, *(run_folders(folder) if runs is None else runs)}
     with tarfile.open(unfinished, "w:xz") as tar:
-        for file in sorted(found for each in (folder, *run_folders(folder)) for found in each.iterdir()):
+        for file in sorted(found for each in wanted for found in each.iterdir()):
             if file.name in KEPT and file.is_file():
                 tar.add(file, str(Path(top or folder.name) / file.relative_to(folder)), filter=_nobody)
     os.replace(unfinished, archive)
