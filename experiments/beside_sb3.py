@@ -1,6 +1,6 @@
 """`dqn` and `qr_dqn` beside Stable-Baselines3's DQN and sb3-contrib's QR-DQN at the same hyper-parameters.
 
-python experiments/beside_sb3.py             judges results/beside-sb3.tar.xz: table and figures of docs/compared.md
+python experiments/beside_sb3.py             judges results/beside-sb3.tar.xz: table of docs/compared.md
 python experiments/beside_sb3.py --runs DIR  trains what is missing in DIR, packs what has finished, and does the same
 python experiments/beside_sb3.py --runs DIR --only CartPole --seeds 3    one game and one seed of it: several processes
                                                                          may share the work in one folder
@@ -28,7 +28,6 @@ from steadyq import envs
 from steadyq.bench.others import minatar_features
 from steadyq.device.cpu import prepare_process
 from steadyq.recipe import Recipe
-from steadyq.report.figures import compare
 from steadyq.run.evaluate import play_games, random_baseline, scored
 from steadyq.run.folder import RunFolder
 from steadyq.run.progress import mean_of_last
@@ -232,7 +231,7 @@ def by_learner(runs: list[Run], env: str) -> dict[str, list[Run]]:
 
 
 def table(runs: list[Run]) -> str:
-    """Both games as Markdown: the evaluation at the end, the whole curve's mean, and what a step takes."""
+    """Both games as Markdown: the evaluation at the end, and the mean over all training games."""
     lines = ["| game | learner | seeds | evaluation | interval | mean of training | interval | beats ours |"]
     lines.append("|" + "---|" * 8)
     for env in STEPS:
@@ -260,7 +259,7 @@ def span(scores: Scores) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train what is missing, if a folder is given; write figures and table."""
+    """Train what is missing, if a folder is given; write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder of the runs; without it, the archive")
     parser.add_argument("--only", default="", help="train games with this in their name alone")
@@ -269,10 +268,6 @@ def main(arguments: list[str] | None = None) -> None:
     if args.runs:
         train_all(args.runs, args.only, args.seeds)
     runs = read_runs([ARCHIVE])
-    for env in STEPS:
-        if learners := by_learner(runs, env):
-            name = env.partition("/")[2].partition("-")[0].lower()
-            compare(learners, ["return_100"], ROOT / "docs" / f"beside-sb3-{name}.svg")
     page = PAGE.read_text()
     notes = "".join(f"- {each}\n" for each in DIFFERENCES)
     PAGE.write_text(page.split(BEGIN)[0] + BEGIN + table(runs) + "\nWhat could not be set equal:\n\n" + notes + END

@@ -253,18 +253,25 @@ def settings(study: Study) -> Table:
     return Table("The grid's choice", ("preset", "learning rate", "target rate"), tuple(rows))
 
 
+def bold(note: str) -> str:
+    """A note on what a star marks, where the same is in bold."""
+    return f"Bold: {note.removeprefix('* ')}" if note.startswith("* ") else note
+
+
 def page(sweep: Sweep, found: Sequence[Table]) -> str:
     """The whole page."""
     commits = sorted({str(run.result["commit"])[:10] for run in sweep.runs if run.result and run.result.get("commit")})
     left = "".join(f"Left out: `{preset}` ({why}). " for preset, why in presets()[1].items())
     body = "\n".join(
-        f"## {table.title}\n\n{table.markdown()}\n" + "".join(f"{note}\n\n" for note in table.notes) for table in found
+        f"## {table.title}\n\n{table.markdown()}\n" + "".join(f"{bold(note)}\n\n" for note in table.notes)
+        for table in found
     )
     rates, targets = (", ".join(f"{rate:g}" for rate in each) for each in (RATES, TARGET_RATES))
     return f"""# The league
 
-Every preset on five MinAtar games, {STEPS:,} steps, {len(SEEDS)} seeds, {COMMON["evaluation.episodes"]} evaluation
-games a run. {left}All were tuned alike: learning rates {rates} times target rates {targets} (where a preset copies its
+Every preset on {len(GAMES)} MinAtar games, {STEPS:,} steps, {len(SEEDS)} seeds,
+{COMMON["evaluation.episodes"]} evaluation games a run. {left}All were tuned alike: learning rates {rates} times
+target rates {targets} (where a preset copies its
 target, a copy every 1 / rate updates) on {TUNED_ON} alone, {GRID_STEPS:,} steps, seeds
 {" and ".join(map(str, GRID_SEEDS))}, which no run below has; the point with the largest mean of the training return
 over the whole run was taken for all games. Everything else is as the presets have it. Written by
