@@ -52,7 +52,7 @@ class Eager(Learner):
         active = (draw.keep.amax(1) > 0).tolist() if draw.keep.shape[1] else [True] * len(self.alone)
         for member, (own, optimizer) in enumerate(zip(self.alone, self.optimizers, strict=True)):
             for p, slope in zip(own, gradient.values(), strict=True):
-                p.grad = slope[member].contiguous()
+                p.grad = slope[member].to(p.dtype).contiguous()
             norms.append(torch.nn.utils.clip_grad_norm_(own, settings.clip))
             if active[member]:
                 optimizer.step()
