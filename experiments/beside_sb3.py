@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 ARCHIVE, PAGE = ROOT / "results" / "beside-sb3.tar.xz", ROOT / "docs" / "compared.md"
 BEGIN, END = "<!-- experiments/beside_sb3.py -->\n", "<!-- end of experiments/beside_sb3.py -->\n"
 
-STEPS = {"Gymnasium/CartPole-v1": 20_000, "MinAtar/Breakout": 50_000}
+STEPS = {"Gymnasium/CartPole-v1": 20_000, "MinAtar/Breakout": 30_000}
 SEEDS = (0, 1, 2, 3, 4)
 PRESETS = {"dqn": "sb3 DQN", "qr_dqn": "sb3-contrib QR-DQN"}
 COMMON = {"compute.device": "cpu", "compute.threads": 1, "record.tensorboard": False, "monitor.every": 0}
@@ -211,9 +211,9 @@ def train_theirs(recipe: Recipe, path: Path) -> None:
 
 
 def train_all(runs: Path, only: str, seeds: Sequence[int]) -> None:
-    """Train what is missing, first seeds of everything first."""
-    for seed in seeds:
-        for env in STEPS:
+    """Train what is missing, one game after the other."""
+    for env in STEPS:
+        for seed in seeds:
             for preset, theirs in PRESETS.items() if only in env else ():
                 print(f"{env}, {preset}, seed {seed}", flush=True)
                 recipe = recipe_for(preset, env, seed)
