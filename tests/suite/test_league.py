@@ -1,17 +1,15 @@
 """The league's grid and its rule, its archives, and a league that is played in two pieces by real runs."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from steadyq import presets
 from steadyq.suite.archive import unpacked
 from steadyq.suite.study import find_study
 
-ROOT = Path(__file__).parents[2]
 TINY = {
     "record.every": 50,
     "monitor.every": 50,
@@ -29,11 +27,7 @@ TINY = {
 @pytest.fixture
 def league(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with files of its own."""
-    spec = importlib.util.spec_from_file_location("league", ROOT / "experiments" / "league.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["league"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("league")
     (tmp_path / "results").mkdir()
     for name, place in (("RESULTS", "results"), ("STUDY", "league.toml"), ("PAGE", "league.md")):
         monkeypatch.setattr(module, name, tmp_path / place)
