@@ -379,7 +379,12 @@ def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
 
 
 def learner_for(
-    recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device, members: int | None = None
+    recipe: Recipe,
+    spec: EnvSpec,
+    generator: torch.Generator,
+    device: torch.device,
+    members: int | None = None,
+    kind: type[Learner] = Learner,
 ) -> Learner:
     """The learning step with freshly drawn parameters, of all members or as many as are given."""
     optim = recipe.optim
@@ -395,7 +400,7 @@ def learner_for(
         unit_steps=recipe.regulation.intervention in ("recycle", "answer"),
     )
     axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
-    return Learner(*axes, settings, generator, device, auxiliary_for(recipe))
+    return kind(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
 def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:

@@ -77,16 +77,20 @@ class Case:
 
     def ring(self, device: torch.device) -> Ring:
         """A replay buffer full of noise."""
-        ring = Ring(self.spec, self.capacity, sampling=Sampling(), device=device)
-        if self.spec.frame_dtype == "uint8":
-            ring.frame.random_(0, 256)
-        else:
-            ring.frame.bernoulli_(0.1)
-        ring.action.random_(0, self.spec.num_actions)
-        ring.reward.random_(-1, 2)
-        ring.age.fill_(100)
-        ring.priorities.mass[: self.capacity].uniform_(0.1, 1.0)
-        return ring
+        return noisy(Ring(self.spec, self.capacity, sampling=Sampling(), device=device), self.spec, self.capacity)
+
+
+def noisy(ring: Ring, spec: EnvSpec, capacity: int) -> Ring:
+    """The ring, full of noise."""
+    if spec.frame_dtype == "uint8":
+        ring.frame.random_(0, int(spec.pixel_max) + 1)
+    else:
+        ring.frame.bernoulli_(0.1)
+    ring.action.random_(0, spec.num_actions)
+    ring.reward.random_(-1, 2)
+    ring.age.fill_(100)
+    ring.priorities.mass[:capacity].uniform_(0.1, 1.0)
+    return ring
 
 
 def _spec(frame: tuple[int, int, int], dtype: Any, pixel_max: float, *, stack: int, actions: int) -> EnvSpec:
