@@ -36,7 +36,7 @@ def rows(file: Path, log: Log) -> Iterator[Row]:
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None
         step: Any = row.get("step") if isinstance(row, dict) else None
         kind = type(step)
-        if not (kind is int and 0 <= step < LARGEST or kind is float and 0 <= step < math.inf):
+        if not ((kind is int and 0 <= step < LARGEST) or (kind is float and 0 <= step < math.inf)):
             raise UserError(f"{file} is damaged: line {number} is not a row with a step")
         if step < before:
             raise UserError(
