@@ -35,8 +35,8 @@ def rows(file: Path, log: Log) -> Iterator[Row]:
                 return
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None
         step: Any = row.get("step") if isinstance(row, dict) else None
-        kind = type(step)
-        if not ((kind is int and 0 <= step < LARGEST) or (kind is float and 0 <= step < math.inf)):
+        of = type(step)
+        if not ((of is int and 0 <= step < LARGEST) or (of is float and 0 <= step < math.inf)):
             raise UserError(f"{file} is damaged: line {number} is not a row with a step")
         if step < before:
             raise UserError(
