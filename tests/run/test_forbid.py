@@ -15,10 +15,22 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("game", "matters"), [("Acrobot-v1", False), ("MountainCar-v0", False), ("CartPole-v1", True)])
-def test_runs_differ_only_where_a_step_on_the_way_is_rewarded(game: str, matters: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("game", "steps", "rewarded", "matters"),
+    [
+        ("Acrobot-v1", 120, False, False),
+        ("MountainCar-v0", 120, False, False),
+        ("FrozenLake-v1", 800, True, False),  # the goal alone, which ends the game
+        ("CartPole-v1", 120, True, True),
+    ],
+)
+def test_runs_differ_only_where_a_step_on_the_way_is_rewarded(
+    game: str, steps: int, rewarded: bool, matters: bool, tmp_path: Path
+) -> None:
     learned = []
     for forbid in ("rewarded", "none"):
-        recipe = sq.presets.steady(game, "tiny", **SMALL, **{"operator.forbid": forbid})
-        learned.append(sq.train(recipe, run=tmp_path / forbid).weights()[0])
+        changes = {"steps": steps, "replay.capacity": steps, "record.every": steps, "operator.forbid": forbid}
+        run = sq.train(sq.presets.steady(game, "tiny", **{**SMALL, **changes}), run=tmp_path / forbid)
+        assert (run.metrics()[-1]["rewarded"] > 0) is rewarded
+        learned.append(run.weights()[0])
     assert all(torch.equal(tensor, learned[1][name]) for name, tensor in learned[0].items()) is not matters
