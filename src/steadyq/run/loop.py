@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -221,10 +222,16 @@ def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
     )
 
 
+_EARLIER: WeakSet[Training] = WeakSet()
+"""Runs of this process that are still in memory."""
+
+
 def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[Callback]) -> None:
     saved = writer.load()
-    gc.collect()  # replay and graphs of an earlier run in this process
+    if device_for(recipe).type == "cuda" or sum(earlier.ring.nbytes for earlier in _EARLIER) > SMALL_REPLAY:
+        gc.collect()  # replay and graphs of earlier runs in this process
     training = Training(recipe, writer)
+    _EARLIER.add(training)
     how = training.computes()
     with ExitStack() as open_things:
         open_things.callback(training.env.close)
