@@ -45,11 +45,11 @@ class ScoreRow:
     resets: int | None
 
 
-def score_rows(comparison: Comparison) -> list[ScoreRow]:
-    """A row for each variant on each environment."""
+def score_rows(comparison: Comparison, at: int | None = None) -> list[ScoreRow]:
+    """A row for each variant on each environment: its evaluations, or its training games up to step `at`."""
     found = []
     for cell in (cell for env in comparison.envs for cell in comparison.on(env)):
-        scores, random = cell.scores, cell.random
+        scores, random = cell.scores if at is None else cell.training_at(at), cell.random
         mean = float(np.mean(scores)) if scores else None
         interval = tuple(map(float, mean_interval(scores))) if len(scores) > 1 else None
         ratio = times_random(mean, random) if mean is not None and random is not None else None
