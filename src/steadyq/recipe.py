@@ -90,7 +90,7 @@ class NetworkSection:
         "renormalise": ("kind", ("resnet", "impala", "cnn")),
         "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
         "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
-        "activation": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "activation": ("kind", ("impala", "minatar", "cnn", "mlp", "layers", "resnet")),
         "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
         "layers": ("kind", ("layers",)),
         "factory": ("kind", ("own",)),

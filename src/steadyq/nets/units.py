@@ -64,7 +64,7 @@ def members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
 
 
 def paired(sizes: Tensor) -> Tensor:
-    """Sizes of units from those of their two parts, of which one is 0 at a time, `[member, 2 unit] -> [member, unit]`."""
+    """Sizes of units from those of both their parts, `[member, 2 unit] -> [member, unit]`; one is 0 at a time."""
     return sizes.view(len(sizes), -1, 2).sum(2)
 
 

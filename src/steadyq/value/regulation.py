@@ -251,6 +251,7 @@ class Recycle:
             units = self.units(name, evidence) & hit.to(evidence.scores[name].device)[:, None]
             if units.any():
                 _redraw_(name, units, params, ensemble, generator, touched)
+        _settle_(touched, params, ensemble)
         return touched
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
@@ -288,6 +289,7 @@ class Replace:
                 params[f"{reader}.bias"] += (weight * columns).flatten(2).sum(2)
             _redraw_(name, units, params, ensemble, generator, touched)
             utility.renew_(name, units)
+        _settle_(touched, params, ensemble)
         return touched
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
@@ -314,7 +316,6 @@ class Inject(Whole):
         """Inject into the masked members' heads."""
         _copy_(mask, params, KEPT)
         touched = _blend_(mask, params, ensemble, generator, self.strength)
-        settle_(touched, params, ensemble)
         _copy_(mask, params, COPY)
         return touched
 
@@ -395,16 +396,13 @@ class Regulation:
         if not any(hit.any() for hit in mask.values()):
             return []
         touched = self.intervention(mask, learner.online, ensemble, evidence, generator)
-        settle_(touched, learner.online, ensemble)
         for name, where in touched.items():
             learner.adam.clear_(name, where.to(learner.online[name].device))
         match self.target:
             case "synchronise":
                 synchronise_(torch.stack(list(mask.values())).any(0), learner.target, learner.online)
             case "own":
-                settle_(
-                    self.intervention(mask, learner.target, ensemble, evidence, generator), learner.target, ensemble
-                )
+                self.intervention(mask, learner.target, ensemble, evidence, generator)
             case "keep":
                 pass
             case _:
@@ -481,7 +479,7 @@ def _copy_(mask: Mask, params: Params, twin: str) -> None:
                 other.copy_(torch.where(along(hit, p).to(p.device), p, other))
 
 
-def settle_(touched: Touched, params: Params, ensemble: Ensemble) -> None:
+def _settle_(touched: Touched, params: Params, ensemble: Ensemble) -> None:
     """Let the singular vectors of weights that were written find their place."""
     for name in ensemble.network.spectral_layers:
         if (where := touched.get(f"{name}.weight")) is not None:
@@ -504,6 +502,7 @@ def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Gen
             p, where = params[key], along(hit, drawn).to(params[key].device)
             p.copy_(torch.where(where, p.lerp(drawn.to(p.device), share), p))
             touched[key] = hit
+    _settle_(touched, params, ensemble)
     return touched
 
 
