@@ -186,6 +186,7 @@ def draw_remedies(cells: Cells, effects: Effects, outs: Sequence[Path], *, title
                     panel.axvline(x - 0.5, color="#666666", linewidth=0.8)
         bar = figure.colorbar(image, ax=panels, shrink=0.5, aspect=30)
         bar.set_label("chance to lie above 'none'", fontsize=7)
+        bar.ax.tick_params(labelsize=6)
         _words(figure, title, [], [], f"{facts(cells)} {REMEDIES}", max(1, round(len(setups) * size[0] / 3.2)))
         for out in outs:
             save(figure, out)
