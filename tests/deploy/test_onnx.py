@@ -51,6 +51,13 @@ AGENTS = {
     "categorical": short("c51", "CartPole-v1", **{"ensemble.members": 1, "network.dueling": True}),
     "implicit": short("iqn", "CartPole-v1", **{"ensemble.members": 1}),
     "prior": short("bootstrapped_dqn", "CartPole-v1"),
+    "two-signed, normalised, injected": short(
+        "dqn", "MinAtar/Breakout",
+        **{
+            "network.activation": "crelu", "regulation.spectral": True, "regulation.intervention": "inject",
+            "regulation.trigger": "periodic", "regulation.period": 20,
+        },
+    ),
     "discrete": short("dqn", "FrozenLake-v1", **{"ensemble.members": 1}),
 }  # fmt: skip
 

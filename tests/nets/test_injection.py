@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
+from steadyq.monitor.diagnostics import plasticity_probe
 from steadyq.monitor.rows import row
 from steadyq.monitor.watch import activation_scores, snapshot
 from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet
@@ -180,3 +181,7 @@ def test_the_monitor_sees_what_learns() -> None:
     own = [p for key, p in learner.online.items() if not key.startswith(("kept.", "copy."))]
     norm = torch.stack([torch.cat([p[member].flatten() for p in own]).norm() for member in range(MEMBERS)]).mean()
     assert found["weight_norm"] == pytest.approx(float(norm), rel=1e-4)
+    left = plasticity_probe(
+        learner.ensemble.forward, learner.online, batch.observation, generator=torch.Generator(), steps=50, rate=1e-2
+    )
+    assert (left < 0.9).all()  # it can learn, and what is fixed is in nobody's way

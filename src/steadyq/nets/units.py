@@ -110,10 +110,8 @@ def parts(network: Network, name: str) -> int:
 
 def outgoing_sizes(network: Network, name: str, params: Params) -> Tensor:
     """Mean size of the weights by which each number of a layer's units is read, `[member, unit x parts]`."""
-    count, total, rows = network.layers[name].outputs * parts(network, name), torch.zeros(()), 0
-    for reader in network.readers[name]:
-        weight = params[f"{reader}.weight"].abs()
-        columns = weight.sum(1).flatten(1)  # a channel's positions lie together, in a kernel or in a flattened map
-        total = columns.view(len(columns), count, -1).mean(2) + total.to(weight.device)
-        rows += weight.shape[1]
-    return total / rows
+    count = network.layers[name].outputs * parts(network, name)
+    weights = [params[f"{reader}.weight"].abs() for reader in network.readers[name]]
+    # A channel's positions lie together, in a kernel or in a flattened map.
+    sums = [w.sum(1).reshape(len(w), count, -1).mean(2) for w in weights]
+    return torch.stack(sums).sum(0) / sum(w.shape[1] for w in weights)
