@@ -284,8 +284,8 @@ class Replace:
                 continue
             lost = utility.usual(name) * units.repeat_interleave(utility.mean[name].shape[1] // units.shape[1], 1)
             for reader in ensemble.network.readers[name]:
-                weight = params[f"{reader}.weight"]
-                columns = reading_columns(lost.to(weight.device), ensemble.network.layers[reader])
+                layer, weight, _ = ensemble.layer(params, reader)  # as it computes, perhaps normalised
+                columns = reading_columns(lost.to(weight.device), layer)
                 params[f"{reader}.bias"] += (weight * columns).flatten(2).sum(2)
             _redraw_(name, units, params, ensemble, generator, touched)
             utility.renew_(name, units)
