@@ -117,13 +117,7 @@ def _planned_words(run: Run) -> str:
 
 
 def _drawn(reset: Reset) -> str:
-    match reset.kind:
-        case "inject":
-            return f"a fresh {reset.layer} beside the learned one"
-        case "recycle" | "replace":
-            return f"units of {reset.layer} drawn anew"
-        case _:
-            return f"{reset.layer} {reset.strength:.0%} drawn anew"
+    return f"units of {reset.layer} drawn anew" if reset.by_unit else f"{reset.layer} {reset.strength:.0%} drawn anew"
 
 
 def figure(value: float, unit: Unit = "") -> str:
