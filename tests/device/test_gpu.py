@@ -149,6 +149,16 @@ VARIED: dict[str, dict[str, Any]] = {
     "recycled": {"regulation.trigger": "dormant", "regulation.intervention": "recycle", "regulation.dormant": 0.5},
     "one member a game": {"ensemble.act": "member"},
     "self-prediction": {"auxiliary.kind": "spr", "network.renormalise": True, "replay.shift": 4},
+    "noisy": {"network.noisy": 0.5, "network.dueling": True, "explore.epsilon": 0.0},
+    "noisy, recycled, averaged": {
+        "network.noisy": 0.5,
+        "operator.snapshots": 3,
+        "optim.hard_copy_every": 7,
+        "regulation.trigger": "dormant",
+        "regulation.intervention": "recycle",
+        "regulation.dormant": 0.5,
+    },
+    "contrast": {"auxiliary.kind": "curl", "auxiliary.momentum": 0.9, "network.noisy": 0.1},
     "implicit": {"estimator.kind": "implicit", "estimator.samples": 6},
     "hl_gauss": {"estimator.kind": "hl_gauss"},
     "averaged": {"operator.snapshots": 3, "optim.hard_copy_every": 7},
@@ -194,6 +204,8 @@ def test_captured_updates_of_every_axis_equal_ordinary_ones(
     for key, p in captured.learner.online.items():
         torch.testing.assert_close(p, ordinary.learner.online[key], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(captured.learner.adam.step[key], ordinary.learner.adam.step[key])
+    for key, p in captured.learner.slow.items():
+        torch.testing.assert_close(p, ordinary.learner.slow[key], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(captured.sums, ordinary.sums, rtol=1e-3, atol=1e-4)
 
 

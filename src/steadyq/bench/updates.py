@@ -155,7 +155,9 @@ class PlainLoop:
 class CompiledGrouped(Learner):
     """Grouped convolutions in channels-last order under `torch.compile`: PyTorch's own way to run members at once."""
 
-    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
+    def values(
+        self, params: Params, observation: Tensor, taus: Tensor | None = None, noise: Tensor | None = None
+    ) -> Values:
         """Distributions and means at the observations."""
         if not hasattr(self, "compiled"):
             torch.compiler.reset()  # or a few scales in one process exhaust what may be compiled of one function
@@ -240,7 +242,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
         return torch.stack(list(learner.measure(batch, target, y, each, q).values()))
 
     functions: dict[str, Callable[[], Any]] = {
-        "sample": lambda: ring.sample(draws.layout.unpack(drawn)).weight,
+        "sample": lambda: ring.sample(draw).weight,
         "targets": lambda: learner.targets(batch, draw)[0],
         "loss and gradient": lambda: gradient()[1],
         "clip, Adam, Polyak, copies": lambda: learner.step_(found, draw),
