@@ -25,6 +25,7 @@ from steadyq.suite.comparing import (
     top_of,
     without_backend,
 )
+from steadyq.suite.remedies import remedies_table
 from steadyq.suite.runs import Run
 from steadyq.suite.sweep import Sweep, state
 from steadyq.suite.variants import Cell as VariantRuns
@@ -76,6 +77,8 @@ def tables(sweep: Sweep) -> list[Table]:
         for name, change in normalisations(benchmark):
             found.append(_aggregates(sweep, benchmark, name, change))
         found += _costs(sweep, benchmark)
+    if sweep.study.figure == "remedies":
+        found.append(remedies_table(sweep))
     if len(sweep.study.labels) > 1 and (best := best_means(sweep)):
         found.append(_variants(sweep, best))
     found.append(_by_game(sweep, benchmark))
