@@ -411,8 +411,9 @@ def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
     images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
-    kind: Literal["resnet", "minatar", "cnn", "mlp"] = "minatar" if minatar else images if image else "mlp"
-    hidden = (128,) if minatar else (512,) if kind == "cnn" else (128, 128)
+    flat: Literal["joined", "mlp"] = "mlp" if spec.parts is None else "joined"
+    kind: Literal["resnet", "minatar", "cnn", "joined", "mlp"] = "minatar" if minatar else images if image else flat
+    hidden = (128,) if minatar else (512,) if kind == "cnn" else (256, 256) if kind == "joined" else (128, 128)
     recipe = replace(
         recipe,
         network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),

@@ -44,9 +44,10 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "cnn", "mlp", "layers", "own"] = "resnet"
+    kind: Literal["resnet", "impala", "minatar", "cnn", "mlp", "joined", "layers", "own"] = "resnet"
     """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; cnn:
-    three convolutions, for images on a CPU; mlp: fully connected; layers: as `layers` describes; own: `factory`'s.
+    three convolutions, for images on a CPU; mlp: fully connected; joined: images each as in cnn, other things through a
+    hidden layer, then together; layers: as `layers` describes; own: `factory`'s.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -57,7 +58,9 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar, cnn and impala networks use the first."""
+    """Hidden layers of the mlp; the minatar, cnn and impala networks use the first. Of joined the first is the width of
+    each part's own, the others (or the same again) read them together.
+    """
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
@@ -82,13 +85,13 @@ class NetworkSection:
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "cnn", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "cnn", "mlp", "joined")),
         "width": ("kind", ("impala",)),
         "pooling": ("kind", ("resnet", "impala", "cnn")),
         "renormalise": ("kind", ("resnet", "impala", "cnn")),
-        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
-        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
-        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "joined", "layers")),
+        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "joined", "layers")),
+        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "joined", "layers")),
         "layers": ("kind", ("layers",)),
         "factory": ("kind", ("own",)),
     }

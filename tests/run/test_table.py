@@ -65,6 +65,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
         IMAGE,
     ),
     "a Dict as MiniGrid's, all of it": (kinds.Grid, VECTOR),
+    "an image beside a vector, two frames stacked": (kinds.Both, {**VECTOR, "protocol.stack": 2}),
     "bits to see and to set": (kinds.Switches, VECTOR),
     "several choices to see, truncated": (kinds.Choices, VECTOR),
     "masked by a method, unbounded": (kinds.Masked, VECTOR),

@@ -5,6 +5,7 @@ batched matrix products), `Kernels` all members through the GPU kernels of `devi
 time is won.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -61,6 +62,10 @@ class _Anywhere:
         """x + scale x by."""
         return x + scale * by.detach()
 
+    def join(self, *units: Tensor) -> Tensor:
+        """Features come last."""
+        return torch.cat(units, -1)
+
     def dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
         """V + A - mean of A over actions."""
         each = advantage.view(*advantage.shape[:-1], -1, value.shape[-1])
@@ -109,6 +114,10 @@ class Loop(_Anywhere):
         """One after another."""
         return torch.cat(batches)
 
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns."""
+        return _part(x, first, shape)
+
     def cosines(self, count: int) -> Tensor:
         """Sample by sample."""
         return self.waves(count)
@@ -122,25 +131,19 @@ class Loop(_Anywhere):
 class Stacked(_Anywhere):
     """Members side by side in the channels, `[batch, member * channel, y, x]`, or first, `[member, batch, feature]`.
 
-    All members share the one `observation`.
+    What all members share, an observation or a part of it, is there once: `[batch, channel, y, x]`, `[batch, feature]`.
     """
 
     members: int
-    observation: Tensor
 
     def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
         """A grouped convolution or a batched matrix product."""
         kind, weight, bias = self.layers(name)
-        shared = x is self.observation
         if isinstance(kind, Conv):
-            groups = 1 if shared else self.members
+            groups = x.shape[1] // kind.inputs  # 1 where all members share the image
             y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
-            if shared:
-                x = x.flatten(1).expand(self.members, -1, -1)
-            elif x.dim() == 4:
-                x = self.members_first(x)
-            y = _linear(x, weight, bias)
+            y = _linear(self.members_first(x, kind.inputs), weight, bias)
         return _finished(y, relu, residual)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ class Stacked(_Anywhere):
 
     def average(self, x: Tensor) -> Tensor:
         """Over positions."""
-        return self.members_first(x.mean((2, 3)))
+        return self.members_first(x.mean((2, 3)), x.shape[1] // self.members)
 
     def renormalise(self, x: Tensor) -> Tensor:
         """Over all features of a member."""
@@ -175,20 +178,24 @@ class Stacked(_Anywhere):
         """One after another."""
         return torch.cat(batches, 0 if batches[0].dim() == 4 else 1)
 
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns, for all members."""
+        return _part(x, first, shape)
+
     def cosines(self, count: int) -> Tensor:
         """The same for all members."""
         return self.waves(count).expand(self.members, -1, -1)
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample, members first."""
-        if x is self.observation:
-            x = x.flatten(1)[None]
-        elif x.dim() == 4:
-            x = self.members_first(x)
-        return _asked(x, quantiles)
+        return _asked(self.members_first(x, quantiles.shape[-1]), quantiles)
 
-    def members_first(self, x: Tensor) -> Tensor:
-        """Images or their channels' means flattened to `[member, batch, feature]`."""
+    def members_first(self, x: Tensor, features: int) -> Tensor:
+        """Whatever is not yet `[member, batch, feature]`: images, their channels' means, what all members share."""
+        if x.dim() == 3:
+            return x
+        if math.prod(x.shape[1:]) == features:
+            return x.flatten(1).expand(self.members, -1, -1)
         return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
 
 
@@ -237,6 +244,11 @@ class Kernels(_Anywhere):
     def together(self, *batches: Tensor) -> Tensor:
         """One after another."""
         return torch.cat(batches, 1)
+
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns, an image's channels moved last."""
+        found = _part(x, first, shape)
+        return found.permute(0, 1, 3, 4, 2).contiguous() if len(shape) == 3 else found
 
     def cosines(self, count: int) -> Tensor:
         """The same for all members."""
@@ -294,6 +306,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Every member's linear map, x[member, batch, feature]."""
     # W x^T rather than x W^T: its weight gradient then lies in memory as the weight does.
     return torch.baddbmm(bias[:, :, None], weight, x.to(weight.dtype).transpose(1, 2)).transpose(1, 2)
+
+
+def _part(x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+    return x[..., first : first + math.prod(shape)].reshape(*x.shape[:-1], *shape)
 
 
 def _asked(x: Tensor, quantiles: Tensor) -> Tensor:

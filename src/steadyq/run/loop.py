@@ -473,7 +473,8 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
 
     def timed(members: int, batch_size: int) -> float:
         learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, members)
-        observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
+        dtype = torch.float32 if spec.parts is None else torch.uint8
+        observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).to(dtype)
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
         batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
