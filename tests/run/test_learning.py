@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import kinds
 import numpy as np
 import pytest
 import torch
 
-from steadyq import build, envs
+from steadyq import build, envs, presets
 from steadyq.presets import PRESETS, recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.loop import seconds_per_update, train

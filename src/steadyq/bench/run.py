@@ -15,7 +15,7 @@ from rich.console import Console
 from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.layers import layer_times
-from steadyq.bench.others import sb3_updates
+from steadyq.bench.others import image_updates, sb3_updates
 from steadyq.bench.sharing import sharing_times
 from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.steps import step_times
@@ -41,13 +41,14 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "layers", "growth", "sharing", "steps", "env", "cpu")
+SECTIONS = ("gpu", "layers", "growth", "sharing", "steps", "env", "cpu", "images")
 ON_GPU = SECTIONS[:4]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
+IMAGES = ((64, 64, 3), (84, 84, 4))
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
 
@@ -195,6 +196,27 @@ class Bench:
             found["others_ms"] = sb3_updates(Case(1, capacity=1000))
         finally:
             torch.set_num_threads(threads)
+
+    def images(self) -> None:
+        """Images on a CPU beside Stable-Baselines3, on one thread and on all."""
+        threads, rows = torch.get_num_threads(), self.results.setdefault("images", list[Row]())
+        try:
+            for count in sorted({1, threads}):
+                prepare_process(count)
+                for shape in IMAGES:
+                    rows.append({"shape": list(shape), "threads": count, **image_updates(shape)})
+                    self.keep(f"{_sides(shape)}, {plural(count, 'thread')}: {rows[-1]['ratio']:.2f} x its time")
+        except ImportError:
+            missing = "the section images needs Stable-Baselines3: pip install 'steadyq[sb3]'"
+            if "images" in self.sections:
+                raise UserError(missing) from None
+            self.console.print(missing)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _sides(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _repeat(function: Callable[[], None], times: int) -> None:
