@@ -63,8 +63,8 @@ def image_updates(shape: tuple[int, int, int], *, rounds: int = 15, budget: floa
 
 def _ours(shape: tuple[int, int, int]) -> tuple[Callable[[], None], list[tuple[int, ...]]]:
     """An update as training runs it (draws, samples, learns, sets priorities), and its parameters' shapes."""
-    env = envs.environment(Noise, {"shape": shape, "pixels": True})
-    recipe = presets.dqn(env, "tiny", **{"replay.batch": BATCH, "replay.capacity": FILLED, "compute.device": "cpu"})
+    options = {"replay.batch": BATCH, "replay.capacity": FILLED, "compute.device": "cpu"}
+    recipe = presets.dqn(lambda: Noise(shape, pixels=True), "tiny", **options)
     spec, device = envs.spec(recipe.env, recipe.protocol), torch.device("cpu")
     learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device)
     ring, draws, rng = ring_for(recipe, spec, device), Draws(recipe, spec), np.random.default_rng(0)
