@@ -134,7 +134,8 @@ def test_it_trains_evaluates_reports_acts_and_survives_a_kill(name: str, tmp_pat
             if recipe.protocol.kwargs:
                 game = made(side=14)
             observation, _ = game.reset(seed=0)
-            assert game.action_space.contains(agent.act(observation))
+            seen = observation if agent.spec.stack == 1 else [observation] * agent.spec.stack
+            assert game.action_space.contains(agent.act(seen))
     if name in FILMED:
         record_game(whole.path, tmp_path / "game.gif", max_seconds=1)
         assert (tmp_path / "game.gif").stat().st_size > 100
