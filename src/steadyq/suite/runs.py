@@ -58,7 +58,7 @@ class Run:
 
     @property
     def watched(self) -> bool:
-        """Whether it is somebody's own loop that the stability monitor watched: it has no end and no evaluation."""
+        """Whether it is somebody's own loop that the stability monitor watched: it has no end that is known before."""
         return self.meta is not None and "steps" not in self.meta
 
     @property
