@@ -284,6 +284,28 @@ def test_images_beside_other_things_keep_their_shapes_in_a_frame_of_bytes():
         seen.frame(shown)
 
 
+@pytest.mark.parametrize(
+    ("box", "shown", "said"),
+    [
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), np.full((8, 8, 3), 0.7), "an image of float64 where its space says"),
+        (spaces.Box(0, 1, (8, 8, 3)), np.full((8, 8, 3), 200.0), "between 200 and 200, which .* between 0 and 1: give"),
+        (spaces.Box(0, 255, (8, 8, 3), np.int64), np.full((8, 8, 3), -1), "between -1 and -1, which .* 0 and 255"),
+        (spaces.Box(-np.inf, np.inf, (8, 8, 3)), np.full((8, 8, 3), 200.0), "which its space says to be unbounded"),
+    ],
+)
+def test_images_that_are_not_what_their_space_says_are_named(box, shown, said):
+    for space, value in ((box, shown), (spaces.Dict(eye=box, way=spaces.Discrete(2)), {"eye": shown, "way": 0})):
+        with pytest.raises(ValueError, match=said):
+            Observations("Game-v0", space).frame(value)
+
+
+def test_a_table_that_may_be_an_image_is_said_to_be_read_as_numbers():
+    seen = Observations("Game-v0", spaces.Box(0, 1, (20, 30)))
+    assert seen.shape == (600,)
+    assert "(20, 30) as a row of numbers (to be an image it needs a channel, or bytes)" in seen.rule
+    assert "row of numbers" not in Observations("Game-v0", spaces.Box(0, 1, (4, 30))).rule
+
+
 def test_stacked_frames_are_unpacked_part_by_part():
     """A part's frames become its channels or features, the newest last, whatever lies between them in the bytes."""
     space = spaces.Tuple([spaces.Box(0, 255, (2, 3), np.uint8), spaces.Box(-1, 1, (2,))])

@@ -20,6 +20,10 @@ from steadyq.errors import UserError
 
 MOST_VALUES = 10_000
 """In an observation that is a vector."""
+PLAIN = 16.0
+"""Values of an image whose space is unbounded up to which it is taken to be scaled already."""
+SIDES = 8
+"""From which on a table of numbers looks like an image."""
 MOST_ACTIONS = 1_000
 """Of a MultiDiscrete or MultiBinary action space, all combinations counted."""
 
@@ -56,9 +60,22 @@ class Image:
             scale = "as given" if box.is_bounded() else "unbounded and not scaled"
         height, width = self.shape[1:]
         self.rule = f"image {height}x{width}, {order}, values {scale}"
+        self.low, self.high = (float(np.min(box.low)), float(np.max(box.high))) if box.is_bounded() else (-PLAIN, PLAIN)
+        self.said = f"between {self.low:g} and {self.high:g}" if box.is_bounded() else "unbounded"
 
     def laid_out(self, array: Array) -> Array:
-        """Channels first."""
+        """Channels first; raises ValueError where values are not what the space says, and so wrongly scaled."""
+        if self.dtype == "uint8" and array.dtype.kind == "f":
+            raise ValueError(
+                f"an image of {array.dtype} where its space says bytes: give the Box the dtype and the bounds of what it "
+                f"shows"
+            )
+        low, high, slack = float(array.min()), float(array.max()), 1e-3 * (self.high - self.low)
+        if low < self.low - slack or high > self.high + slack:
+            raise ValueError(
+                f"an image of values between {low:g} and {high:g}, which its space says to be {self.said}: give the "
+                f"Box the bounds of what it shows, by which values are scaled"
+            )
         array = array.reshape(self.shown)
         return (array.transpose(2, 0, 1) if self.channels_last else array).reshape(self.shape)
 
@@ -104,7 +121,9 @@ class Observations:
         endless = any(isinstance(leaf, spaces.Box) and not leaf.is_bounded() for leaf in others)
         parts = f"{len(others)} parts" if len(others) > 1 else type(others[0]).__name__ if others else ""
         row = f"{parts} as one vector of {size:,}" + ", choices as one-hot" * hot
-        row = row + ", unbounded and not scaled" * endless if others else ""
+        table = next((leaf for leaf in others if isinstance(leaf, spaces.Box) and _like_image(leaf)), None)
+        hint = f", {table.shape} as a row of numbers (to be an image it needs a channel, or bytes)" if table else ""
+        row = row + ", unbounded and not scaled" * endless + hint if others else ""
         self.rule = f"observation: {row}"
         if images:
             numbers = ((size,),) * bool(others) + tuple(image.shape for image in images if image.dtype == "float32")
@@ -225,6 +244,10 @@ def _is_image(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box):
         return False
     return len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
+
+
+def _like_image(box: spaces.Box) -> bool:
+    return len(box.shape) == 2 and min(box.shape) >= SIDES
 
 
 def _size(space: Any) -> int:
