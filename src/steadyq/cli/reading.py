@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from steadyq.cli.options import parse
@@ -189,6 +189,7 @@ def compare(words: list[str]) -> int:
     options = parse(CompareOptions, words)
 
     from steadyq.report import figures
+    from steadyq.report.words import shown_name
     from steadyq.suite.runs import read_runs
     from steadyq.suite.tables import score_rows
     from steadyq.suite.variants import group
@@ -220,7 +221,11 @@ def compare(words: list[str]) -> int:
         for line in (columns, ("---",) * len(columns), *rows):
             print(printable("| " + " | ".join(line) + " |"))
         return 0
-    table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
+    rows = [(shown_name(env), *rest) for env, *rest in rows]
+    longest = [max(len(word) for row in rows for word in row[i].split() or [""]) for i in range(len(columns))]
+    table = Table(box=None)
+    for name, size in zip(columns, longest, strict=True):
+        table.add_column(name, overflow="fold", min_width=min(size, 16))  # words of that size stay whole
     for cells in rows:
         table.add_row(*cells)
     OUT.print(table)

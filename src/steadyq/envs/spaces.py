@@ -67,8 +67,8 @@ class Image:
         """Channels first; raises ValueError where values are not what the space says, and so wrongly scaled."""
         if self.dtype == "uint8" and array.dtype.kind == "f":
             raise ValueError(
-                f"an image of {array.dtype} where its space says bytes: give the Box the dtype and the bounds of what it "
-                f"shows"
+                f"an image of {array.dtype} where its space says bytes: give the Box the dtype and the bounds of what "
+                f"it shows"
             )
         low, high, slack = float(array.min()), float(array.max()), 1e-3 * (self.high - self.low)
         if low < self.low - slack or high > self.high + slack:
