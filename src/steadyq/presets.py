@@ -370,6 +370,10 @@ def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
     return PRESETS[preset](env, scale)
 
 
+HIDDEN = {"minatar": (128,), "cnn": (512,), "joined": (256, 256), "mlp": (128, 128)}
+"""Widths of the network that is chosen for what an environment shows. [ours]"""
+
+
 def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     """The paper's agent on the given environment, before a preset takes parts away."""
     protocol, env = envs.protocol_for(env), envs.canonical(env)
@@ -413,10 +417,9 @@ def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
     flat: Literal["joined", "mlp"] = "mlp" if spec.parts is None else "joined"
     kind: Literal["resnet", "minatar", "cnn", "joined", "mlp"] = "minatar" if minatar else images if image else flat
-    hidden = (128,) if minatar else (512,) if kind == "cnn" else (256, 256) if kind == "joined" else (128, 128)
     recipe = replace(
         recipe,
-        network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),
+        network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=HIDDEN[kind]),
         evaluation=EvaluationSection(episodes=100 if minatar else 20),
     )
     if paper:

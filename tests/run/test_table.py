@@ -16,7 +16,10 @@ import steadyq as sq
 from steadyq import UserError
 from steadyq.report.html import write_report
 from steadyq.run.callbacks import Callback, Live
+from steadyq.run.folder import RunFolder
 from steadyq.run.video import record_game
+from steadyq.run.writer import begin
+from steadyq.suite.runs import read
 
 SMALL: dict[str, Any] = {
     "ensemble.members": 2,
@@ -139,3 +142,12 @@ def test_it_trains_evaluates_reports_acts_and_survives_a_kill(name: str, tmp_pat
     if name in FILMED:
         record_game(whole.path, tmp_path / "game.gif", max_seconds=1)
         assert (tmp_path / "game.gif").stat().st_size > 100
+
+
+def test_the_network_that_what_is_shown_chose_is_no_change_from_the_preset(tmp_path: Path) -> None:
+    for kind in (kinds.Both, kinds.Picture, kinds.Nested):
+        begin(RunFolder(tmp_path / kind.__name__), sq.presets.steady(kind, seed=1))
+        assert read(tmp_path / kind.__name__).changes == {}
+    wider = sq.presets.steady(kinds.Both, **{"network.hidden": (64, 64)})
+    begin(RunFolder(tmp_path / "wider"), wider)
+    assert read(tmp_path / "wider").changes["network.hidden"] == [64, 64]
