@@ -150,4 +150,4 @@ def test_the_network_that_what_is_shown_chose_is_no_change_from_the_preset(tmp_p
         assert read(tmp_path / kind.__name__).changes == {}
     wider = sq.presets.steady(kinds.Both, **{"network.hidden": (64, 64)})
     begin(RunFolder(tmp_path / "wider"), wider)
-    assert read(tmp_path / "wider").changes["network.hidden"] == [64, 64]
+    assert read(tmp_path / "wider").changes["network.hidden"] == (64, 64)
