@@ -82,6 +82,7 @@ def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
     options = parse(DiagnoseOptions, words)
 
+    from steadyq.run.progress import plural
     from steadyq.suite.runs import read_runs
 
     for name, value in dataclasses.asdict(options.thresholds).items():
@@ -105,7 +106,7 @@ def diagnose(words: list[str]) -> int:
         }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
         return 0
-    measured = f"{verdict.measurements} measurements to step {last:,}"
+    measured = f"{plural(verdict.measurements, 'measurement')} to step {last:,}"
     OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
     if not verdict.enough:
         OUT.print(f"{SAID['too few']}: rules need {options.thresholds.rows} in a row", style="yellow")

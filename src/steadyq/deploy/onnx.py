@@ -103,8 +103,8 @@ class Input:
         return f"{self.dtype} [batch, {', '.join(map(str, self.shape))}]"
 
 
-def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
-    """Write the agent to an ONNX file; `about` goes into its metadata.
+def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write the agent to an ONNX file and return the names of its inputs; `about` goes into its metadata.
 
     Input `observation[batch, ...]`, or `vector`, `image`, ... where it is several things; outputs `action[batch]`
     (`[batch, choice]` where an action is several choices) and `value[batch, action]`. Raises `UserError` where the
@@ -136,6 +136,7 @@ def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
     onnx.helper.set_model_props(model, facts)
     onnx.checker.check_model(model)
     replace_bytes(file.resolve(), model.SerializeToString())
+    return tuple(module.inputs)
 
 
 def _rule(module: Exported) -> str:
