@@ -499,5 +499,9 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     if device.type == "cuda":  # quick whatever it is, and every size is kernels to compile
         return timed(members, batch_size)
     part = min(batch_size, 4)
-    guess = timed(1, part) * members * batch_size / part
-    return timed(members, batch_size) if guess < 1.0 else guess
+    guess = (
+        timed(1, part) * batch_size / part
+    )  # of one member; too much, for its weights move once however many samples
+    if guess * members < 1.0:
+        return timed(members, batch_size)
+    return members * (timed(1, batch_size) if guess < 2.0 else guess)
