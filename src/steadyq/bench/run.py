@@ -198,14 +198,13 @@ class Bench:
             torch.set_num_threads(threads)
 
     def images(self) -> None:
-        """Images on a CPU beside Stable-Baselines3, on one thread and on all."""
+        """Images beside Stable-Baselines3 on one CPU thread, as training takes for one network of this size."""
         threads, rows = torch.get_num_threads(), self.results.setdefault("images", list[Row]())
+        prepare_process(1)
         try:
-            for count in sorted({1, threads}):
-                prepare_process(count)
-                for shape in IMAGES:
-                    rows.append({"shape": list(shape), "threads": count, **image_updates(shape)})
-                    self.keep(f"{_sides(shape)}, {plural(count, 'thread')}: {rows[-1]['ratio']:.2f} x its time")
+            for shape in IMAGES:
+                rows.append({"shape": list(shape), **image_updates(shape)})
+                self.keep(f"{'x'.join(map(str, shape))}: {rows[-1]['ratio']:.2f} x its time")
         except ImportError:
             missing = "the section images needs Stable-Baselines3: pip install 'steadyq[sb3]'"
             if "images" in self.sections:
@@ -213,10 +212,6 @@ class Bench:
             self.console.print(missing)
         finally:
             torch.set_num_threads(threads)
-
-
-def _sides(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 def _repeat(function: Callable[[], None], times: int) -> None:

@@ -154,13 +154,15 @@ def steps(rows: list[Row]) -> Sheet:
 
 def images(rows: list[Row]) -> Sheet:
     """One member beside Stable-Baselines3's DQN."""
-    columns = ("image", "threads", "ours", "Stable-Baselines3", "ours / theirs", "lowest", "highest")
+    columns = ("image", "ours", "Stable-Baselines3", "ours / theirs", "lowest", "highest")
     body = []
     for row in rows:
         times = (f"{row[name]:.1f}" for name in ("ours_ms", "theirs_ms"))
         ratios = (f"{row[name]:.2f}" for name in ("ratio", "lowest", "highest"))
-        body.append(("x".join(map(str, row["shape"])), str(row["threads"]), *times, *ratios))
-    return Sheet("DQN for images on a CPU, one network, ms per update; the ratio round by round", columns, body)
+        body.append(("x".join(map(str, row["shape"])), *times, *ratios))
+    return Sheet(
+        "DQN for images on one CPU thread, one network, ms per update; the ratio round by round", columns, body
+    )
 
 
 def cpu(results: Row) -> Iterator[Sheet]:
