@@ -13,6 +13,7 @@ from steadyq import Agent, Recipe, envs, presets
 from steadyq.build import ensemble_for, estimator_for
 from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
+from steadyq.envs.described import space_from_data, space_to_data
 from steadyq.envs.spaces import Observations, Parts, short
 from steadyq.errors import UserError
 from steadyq.nets import Packing
@@ -209,7 +210,11 @@ def test_spaces_that_cannot_work():
         make("Pendulum-v1")
     for space, said in (
         (spaces.Text(5), r"has observations Text\(.*\); only Box, Discrete, MultiDiscrete, MultiBinary, and Tuple"),
-        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Text(5)])), r"with Text.* at \['b'\]\[0\]; only Box"),
+        (spaces.Dict(a=spaces.Text(5)), r"has observations Dict.*; text cannot be learned from"),
+        (
+            spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])),
+            r"with Sequence.* at \['b'\]\[0\]; only Box",
+        ),
         (spaces.Discrete(20_000), "observations of 20,000 values; a vector has at most 10,000"),
         (spaces.Box(0, 1, (5, 9, 5)), r"images of shape \(5, 9, 5\): the channels may be first or last"),
         (
@@ -282,6 +287,24 @@ def test_images_beside_other_things_keep_their_shapes_in_a_frame_of_bytes():
     shown["more"][0][1] = np.nan
     with pytest.raises(ValueError, match="an observation with nan in it"):
         seen.frame(shown)
+
+
+def test_text_beside_other_things_is_left_out_and_the_rule_says_so():
+    """As MiniGrid shows its mission, a space of its own making."""
+
+    class Mission(spaces.Space):
+        def __init__(self):
+            super().__init__(dtype=str)
+
+    space = spaces.Dict(direction=spaces.Discrete(4), mission=Mission())
+    seen = Observations("Game-v0", space)
+    assert seen.rule == ("observation: Discrete as one vector of 4, choices as one-hot; ['mission'], text, left out")
+    assert seen.frame({"direction": 2, "mission": "go"}).tolist() == [0, 0, 1, 0]
+    with_image = Observations("Game-v0", spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=Mission()))
+    assert with_image.shape == (3, 7, 7)
+    assert with_image.frame({"image": np.zeros((7, 7, 3), np.uint8), "mission": "go"}).shape == (3, 7, 7)
+    again = space_from_data(space_to_data(space))
+    assert Observations("Game-v0", again).frame({"direction": 1, "mission": "go"}).tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,11 @@ class Observations:
     """How an observation becomes a frame, `rule` in words; raises `UserError` where it cannot."""
 
     def __init__(self, game: str, space: spaces.Space[Any]):
-        leaves = _leaves(game, space, "")
+        every = _leaves(game, space, "")
+        leaves = [(where, leaf) for where, leaf in every if not is_text(leaf)]
+        if not leaves:
+            raise UserError(f"{game} has observations {space}; text cannot be learned from")
+        texts = "".join(f"; {where}, text, left out" for where, leaf in every if is_text(leaf))
         alone = len(leaves) == 1
         self.dtype: Literal["uint8", "float32"] = "float32"
         self.pixel_max = 1.0
@@ -109,7 +113,7 @@ class Observations:
         if images and alone:
             self.shape, self.shown = images[0].shape, images[0].shown
             self.dtype, self.pixel_max = images[0].dtype, images[0].highest
-            self.rule = f"observation: {images[0].rule}"
+            self.rule = f"observation: {images[0].rule}{texts}"
             return
         others = [leaf for _, leaf in leaves if not _is_image(leaf)]
         size = sum(_size(leaf) for leaf in others)
@@ -124,7 +128,7 @@ class Observations:
         table = next((leaf for leaf in others if isinstance(leaf, spaces.Box) and _like_image(leaf)), None)
         hint = f", {table.shape} as a row of numbers (to be an image it needs a channel, or bytes)" if table else ""
         row = row + ", unbounded and not scaled" * endless + hint if others else ""
-        self.rule = f"observation: {row}"
+        self.rule = f"observation: {row}{texts}"
         if images:
             numbers = ((size,),) * bool(others) + tuple(image.shape for image in images if image.dtype == "float32")
             self.parts = Parts(numbers, tuple(image.shape for image in images if image.dtype == "uint8"))
@@ -134,7 +138,8 @@ class Observations:
                 for (where, _), image in zip(leaves, self.images, strict=True)
                 if image is not None
             ]
-            self.rule = "observation: each with an encoder of its own: " + "; ".join([*placed, *([row] if row else [])])
+            named = "; ".join([*placed, *([row] if row else [])])
+            self.rule = f"observation: each with an encoder of its own: {named}{texts}"
 
     def laid_out(self, observation: Any) -> Any:
         """One observation of a space other than a Box as its frame; what is laid out already stays as it is."""
@@ -231,6 +236,8 @@ def _leaves(game: str, space: spaces.Space[Any], where: str) -> list[tuple[str, 
         return [leaf for name, part in space.spaces.items() for leaf in _leaves(game, part, f"{where}[{name!r}]")]
     if isinstance(space, spaces.Tuple):
         return [leaf for index, part in enumerate(space.spaces) for leaf in _leaves(game, part, f"{where}[{index}]")]
+    if is_text(space) and where:
+        return [(where, space)]
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         inside = f", with {space} at {where}" if where else f" {space}"
         raise UserError(
@@ -244,6 +251,11 @@ def _is_image(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box):
         return False
     return len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
+
+
+def is_text(space: spaces.Space[Any]) -> bool:
+    """Whether it is of words, as MiniGrid's mission: beside other things these are left out."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
 
 
 def _like_image(box: spaces.Box) -> bool:
@@ -270,6 +282,8 @@ def _flat(space: spaces.Space[Any], value: Any, where: str) -> list[Array]:
             raise ValueError(f"{short(value)}{at}; its space has {len(space.spaces)} parts")
         parts = [(part, value[index], f"{where}[{index}]") for index, part in enumerate(space.spaces)]
         return [array for part in parts for array in _flat(*part)]
+    if is_text(space):
+        return []
     array = _numbers(value, at)
     if array.size != math.prod(space.shape or ()):
         raise ValueError(f"an observation of shape {array.shape}{at}; its space says {space.shape}")
