@@ -110,7 +110,8 @@ def _update(algorithm: Any) -> None:
     algorithm._on_step()
 
 
-def _options(case: Case) -> dict[str, Any]:
+def minatar_features() -> type[torch.nn.Module]:
+    """Stable-Baselines3's features extractor that is our MinAtar network up to its hidden layer."""
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
     class MinAtarFeatures(BaseFeaturesExtractor):  # type: ignore[misc]
@@ -131,7 +132,11 @@ def _options(case: Case) -> dict[str, Any]:
             """Features of observations."""
             return self.layers(observation)
 
-    policy = {"features_extractor_class": MinAtarFeatures, "net_arch": [], "normalize_images": False}
+    return MinAtarFeatures
+
+
+def _options(case: Case) -> dict[str, Any]:
+    policy = {"features_extractor_class": minatar_features(), "net_arch": [], "normalize_images": False}
     env = Noise(case.spec.observation_shape, case.spec.num_actions)
     return COMMON | {"policy_kwargs": policy, "env": env}
 

@@ -47,7 +47,10 @@ class Branches(Described):
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Each layer is read by the next of its branch; the last, read by a share of a layer, is not among them."""
         pairs = [pair for layers in (*self.branches, self.joined) for pair in pairwise(layers)]
-        return {**{name: (reader,) for name, reader in pairs}, self.hidden_layer: self.heads}
+        return {
+            **{name: self.noise_too(reader) for name, reader in pairs},
+            self.hidden_layer: self.noise_too(*self.heads),
+        }
 
     def latent(self, run: Executor[T], x: T) -> T:
         """Every part's units side by side, and all hidden layers but the last over them."""

@@ -21,12 +21,14 @@ from steadyq.device.kernels.triton import compiles
 from steadyq.device.kernels.trunk import trunk
 from steadyq.errors import UserError
 from steadyq.nets.joining import Joined, parts
-from steadyq.nets.layers import Conv, Layer, Network, Wiring
+from steadyq.nets.layers import SIGMA, Conv, Layer, Network, Wiring
 from steadyq.nets.trace import pieces, trace
 
 Form = Literal["loop", "stacked", "kernels"]
 LayerOf = Callable[[str], tuple[Layer, Tensor, Tensor]]
 """A layer by name, with all members' weights and biases as they compute."""
+Noises = dict[str, tuple[Tensor, Tensor]]
+"""f(in) and f(out) of each noisy layer, `[member, feature]`."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class _Anywhere:
     layers: LayerOf
     actions: Tensor | None = field(default=None, kw_only=True)  # [step, batch, action] of zeros and ones
     taus: Tensor | None = field(default=None, kw_only=True)  # [batch, quantile]
+    noises: Noises | None = field(default=None, kw_only=True)  # where layers have noise and are to be run with it
 
     def taken(self, step: int) -> Tensor:
         """The actions of a step, [batch, action]."""
@@ -49,6 +52,28 @@ class _Anywhere:
             raise ValueError("a network of implicit quantiles must be told which")
         i = torch.arange(count, device=self.taus.device)
         return torch.cos(torch.pi * i * self.taus.flatten()[:, None])
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """A convolution or linear layer."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer of so many inputs reads of x."""
+        raise NotImplementedError
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Of noise[member, feature] what is to be multiplied with features."""
+        raise NotImplementedError
+
+    def noisy(self, name: str, x: Tensor) -> Tensor:
+        """W x + b + f(out) (sigma_W (f(in) x) + sigma_b): every weight has its noise, and none is written down."""
+        y = self.layer(name, x)
+        if self.noises is None:
+            return y
+        inner, outer = (self.own(part) for part in self.noises[name])
+        x = self.features(x, inner.shape[-1])
+        spread = self.layer(name + SIGMA, x * inner.to(x.dtype))
+        return y + outer.to(y.dtype) * spread
 
     def relu(self, x: Tensor, units: str) -> Tensor:
         """ReLU by itself."""
@@ -85,8 +110,16 @@ class Loop(_Anywhere):
         if isinstance(kind, Conv):
             y = functional.conv2d(x, weight, bias, kind.stride, kind.padding)
         else:
-            y = functional.linear(x.flatten(1).to(weight.dtype), weight, bias)
+            y = functional.linear(self.features(x, kind.inputs).to(weight.dtype), weight, bias)
         return _finished(y, relu, residual)
+
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer reads, `[batch, feature]`."""
+        return x.flatten(1)
+
+    def own(self, noise: Tensor) -> Tensor:
+        """The member's."""
+        return noise[self.member]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """As a group norm of one group: statistics over the sample, gains by channel."""
@@ -143,8 +176,22 @@ class Stacked(_Anywhere):
             groups = x.shape[1] // kind.inputs  # 1 where all members share the image
             y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
-            y = _linear(self.members_first(x, kind.inputs), weight, bias)
+            y = _linear(self.features(x, kind.inputs), weight, bias)
         return _finished(y, relu, residual)
+
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer reads, `[member, batch, feature]`: made of images, their channels' means, and what all
+        members share.
+        """
+        if x.dim() == 3:
+            return x
+        if math.prod(x.shape[1:]) == size:
+            return x.flatten(1).expand(self.members, -1, -1)
+        return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Every member's, for all of its samples."""
+        return noise[:, None]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """A group for each member."""
@@ -159,7 +206,7 @@ class Stacked(_Anywhere):
 
     def average(self, x: Tensor) -> Tensor:
         """Over positions."""
-        return self.members_first(x.mean((2, 3)), x.shape[1] // self.members)
+        return self.features(x.mean((2, 3)), x.shape[1] // self.members)
 
     def renormalise(self, x: Tensor) -> Tensor:
         """Over all features of a member."""
@@ -188,15 +235,7 @@ class Stacked(_Anywhere):
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample, members first."""
-        return _asked(self.members_first(x, quantiles.shape[-1]), quantiles)
-
-    def members_first(self, x: Tensor, features: int) -> Tensor:
-        """Whatever is not yet `[member, batch, feature]`: images, their channels' means, what all members share."""
-        if x.dim() == 3:
-            return x
-        if math.prod(x.shape[1:]) == features:
-            return x.flatten(1).expand(self.members, -1, -1)
-        return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
+        return _asked(self.features(x, quantiles.shape[-1]), quantiles)
 
 
 @dataclass(frozen=True)
@@ -214,8 +253,16 @@ class Kernels(_Anywhere):
         if isinstance(kind, Conv):
             size = {"stride": kind.stride, "padding": kind.padding}
             return convolution.conv(x, weight, bias, relu=relu, residual=residual, **size)
+        return _finished(_linear(self.features(x, kind.inputs), weight, bias), relu, residual)
+
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer reads, `[member, batch, feature]`."""
         x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x
-        return _finished(_linear(x.expand(self.members, -1, -1), weight, bias), relu, residual)
+        return x.expand(self.members, -1, -1)
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Every member's, for all of its samples."""
+        return noise[:, None]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Over all but member and batch."""
