@@ -58,8 +58,8 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar, cnn, der and impala networks use the first. Of joined the first is the width
-    of each part's own, the others (or the same again) read them together.
+    """Hidden layers of the mlp; the minatar, cnn, der and impala networks use the first. Of joined the first is the
+    width of each part's own, the others (or the same again) read them together.
     """
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
