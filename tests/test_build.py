@@ -6,11 +6,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
-from steadyq.nets import MLP, Impala, Layered, MinAtarNet, ModuleNetwork, ResNet
+from steadyq.nets import MLP, Branches, Impala, Layered, MinAtarNet, ModuleNetwork, ResNet
 from steadyq.nets.injection import Injected
 from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
@@ -32,9 +34,26 @@ from steadyq.value.operators import (
 )
 from steadyq.value.penalties import Penalties
 
+
+class Both(gymnasium.Env[Any, Any]):
+    """An image beside a number."""
+
+    observation_space = gymnasium.spaces.Dict(
+        eye=gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8), speed=gymnasium.spaces.Box(0, 1, (2,))
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
 BASE = presets.steady("MinAtar/Breakout", "tiny").override(
-    {
-        "network.channels": 2,
+    SMALL := {
         "network.hidden": (8,),
         "ensemble.members": 2,
         "replay.warmup": 32,
@@ -46,6 +65,8 @@ BASE = presets.steady("MinAtar/Breakout", "tiny").override(
         "compute.device": "cpu",
     }
 )
+BASE = BASE.override({"network.channels": 2})
+BESIDE = presets.steady(Both, "tiny").override(SMALL)
 NEUTRAL = {"operator.exchange": "none", "operator.forbid": "none"}
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("network.kind", "resnet"): {"network.scale": 1, "network.head_multiple": 4},
@@ -114,7 +135,8 @@ def test_the_choices_are_found() -> None:
 @pytest.mark.parametrize(("name", "value"), [c for c in choices() if not c[0].startswith("compute.")])
 def test_every_choice_is_built_acts_learns_and_regulates(name: str, value: str, tmp_path: Path) -> None:
     """A kind that nothing builds raises here, and one that needs others says so in COMPANIONS."""
-    recipe = BASE.override({name: value, **COMPANIONS.get((name, value), {})})
+    base = BESIDE if value == "joined" else BASE
+    recipe = base.override({name: value, **COMPANIONS.get((name, value), {})})
     everything(recipe)
     training = Training(recipe, begin(RunFolder(tmp_path), recipe))
     training.start()
@@ -140,6 +162,7 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"network.kind": "resnet"}, "network", ResNet),
     ({"network.kind": "impala"}, "network", Impala),
     ({"network.kind": "cnn"}, "network", Layered),
+    ({"network.kind": "joined"}, "network", Branches),
     ({"network.kind": "der"}, "network", Layered),
     ({"network.kind": "layers", "network.layers": ("linear 8",)}, "network", Layered),
     ({"network.kind": "own", "network.factory": f"{__name__}:module"}, "network", ModuleNetwork),
@@ -181,7 +204,7 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
 
 @pytest.mark.parametrize(("changes", "part", "kind"), BUILT, ids=[kind.__name__ for _, _, kind in BUILT])
 def test_a_kind_builds_what_its_name_says(changes: dict[str, Any], part: str, kind: type) -> None:
-    recipe = BASE.override(changes)
+    recipe = (BESIDE if kind is Branches else BASE).override(changes)
     rules = build.regulation_for(recipe)
     assert rules is not None
     built = {

@@ -51,13 +51,16 @@ class Agent:
         """Return the greedy action of one observation (an int), or of a batch (an array), as the environment counts.
 
         An observation is `agent.spec.observation_shape`: frames stacked along the first dimension, or, where one frame
-        is an observation, what the environment itself shows. An action of several choices is a row of them. `mask`
+        is an observation, what the environment itself shows; an image beside other things, stacked, is the list of what
+        was shown last, the newest last. An action of several choices is a row of them. `mask`
         are the actions that may be played, as the environment gives them: one, or a list with one for each observation.
         """
         spec = self.spec
-        if spec.seen is not None and spec.stack == 1:
+        recent = spec.parts is not None and isinstance(observation, list) and len(observation) == spec.stack
+        if spec.seen is not None and (spec.stack == 1 or recent):
             try:
-                observation = spec.seen.laid_out(observation)
+                frames = [spec.seen.laid_out(each) for each in (observation if recent else [observation])]
+                observation = np.concatenate(frames) if recent else frames[0]
             except ValueError as wrong:
                 raise UserError(f"{spec.name} does not show {wrong}") from None
         shape = tuple(np.shape(observation))

@@ -19,6 +19,7 @@ from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError, one_line, shown
 from steadyq.nets import (
     MLP,
+    Branches,
     Ensemble,
     Impala,
     Layered,
@@ -26,6 +27,7 @@ from steadyq.nets import (
     ModuleEnsemble,
     ModuleNetwork,
     Network,
+    Packing,
     ResNet,
 )
 from steadyq.nets.encoders import Convolutional
@@ -154,7 +156,7 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
 def _own(recipe: Recipe, spec: EnvSpec) -> Network:
     """What the recipe's factory returns: a description, or a module."""
     name, outputs = recipe.network.factory, spec.num_actions * estimator_for(recipe).atoms
-    factory, shape = network_factory(name), spec.observation_shape
+    factory, shape = network_factory(name), _seen(spec)
 
     def make() -> Any:
         try:
@@ -180,14 +182,21 @@ def _own(recipe: Recipe, spec: EnvSpec) -> Network:
     return network
 
 
-def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP | Layered:
+def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet | MLP | Layered | Branches:
     """The network in its sizes."""
     section, outputs = recipe.network, spec.num_actions * estimator_for(recipe).atoms
     match section.kind:
         case "mlp":
-            return MLP(spec.observation_shape, outputs, section.hidden)
+            return MLP(_seen(spec), outputs, section.hidden)
+        case "joined":
+            if (packing := packing_for(spec)) is None:
+                raise UserError(
+                    f"network.kind joined is for an image beside other things; {recipe.env} has shape "
+                    f"{spec.observation_shape}: use {'cnn' if len(spec.observation_shape) == 3 else 'mlp'}"
+                )
+            return Branches(_seen(spec), outputs, packing.shapes, section.hidden)
         case "layers":
-            return Layered(spec.observation_shape, outputs, section.layers)
+            return Layered(_seen(spec), outputs, section.layers)
         case "cnn":
             image = _image(recipe, spec)
             return Layered(image, outputs, cnn(image, section.hidden[0]))
@@ -205,12 +214,22 @@ def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet 
     assert_never(section.kind)
 
 
+def packing_for(spec: EnvSpec) -> Packing | None:
+    """How frames that hold several things are unpacked."""
+    return None if spec.parts is None else Packing(spec.parts.numbers, spec.parts.pixels, spec.stack)
+
+
+def _seen(spec: EnvSpec) -> tuple[int, ...]:
+    """An observation as a network sees it: several things in one row, one after another."""
+    packing = packing_for(spec)
+    return spec.observation_shape if packing is None else (packing.values,)
+
+
 def _image(recipe: Recipe, spec: EnvSpec) -> tuple[int, int, int]:
     shape = spec.observation_shape
     if len(shape) != 3:
-        raise UserError(
-            f"network.kind {recipe.network.kind} needs image observations, {recipe.env} has shape {shape}: use mlp"
-        )
+        shown = f"has shape {shape}: use mlp" if spec.parts is None else "shows several things at once: use joined"
+        raise UserError(f"network.kind {recipe.network.kind} needs image observations, {recipe.env} {shown}")
     return (shape[0], shape[1], shape[2])
 
 
@@ -332,7 +351,8 @@ def augmentation_for(recipe: Recipe, spec: EnvSpec) -> Augmentation:
     wanted = {"replay.shift": found.shift, "replay.intensity": found.intensity, "auxiliary.shift": found.compared}
     name = next((name for name, value in wanted.items() if value), "")
     if name and len(spec.observation_shape) != 3:
-        raise UserError(f"{name} needs image observations, {recipe.env} has shape {spec.observation_shape}")
+        shown = f"has shape {spec.observation_shape}" if spec.parts is None else "shows several things at once"
+        raise UserError(f"{name} needs image observations, {recipe.env} {shown}")
     return found
 
 
@@ -375,6 +395,7 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> E
         pixel_max=spec.pixel_max,
         form=form_for(recipe, network),
         dtype=dtype,
+        packing=packing_for(spec),
         fixed=recipe.estimator.fixed,
     )
 

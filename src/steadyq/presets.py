@@ -459,6 +459,10 @@ def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
     return PRESETS[preset](env, scale)
 
 
+HIDDEN = {"minatar": (128,), "cnn": (512,), "joined": (256, 256), "mlp": (128, 128)}
+"""Widths of the network that is chosen for what an environment shows. [ours]"""
+
+
 def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     """The paper's agent on the given environment, before a preset takes parts away."""
     protocol, env = envs.protocol_for(env), envs.canonical(env)
@@ -500,11 +504,11 @@ def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:
     image = len(spec.frame_shape) == 3
     minatar = family == "minatar"
     images: Literal["cnn", "resnet"] = "cnn" if tiny else "resnet"  # [ours] a resnet takes seconds an update on a CPU
-    kind: Literal["resnet", "minatar", "cnn", "mlp"] = "minatar" if minatar else images if image else "mlp"
-    hidden = (128,) if minatar else (512,) if kind == "cnn" else (128, 128)
+    flat: Literal["joined", "mlp"] = "mlp" if spec.parts is None else "joined"
+    kind: Literal["resnet", "minatar", "cnn", "joined", "mlp"] = "minatar" if minatar else images if image else flat
     recipe = replace(
         recipe,
-        network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=hidden),
+        network=recipe.network if kind == "resnet" else NetworkSection(kind=kind, hidden=HIDDEN[kind]),
         evaluation=EvaluationSection(episodes=100 if minatar else 20),
     )
     if paper:

@@ -44,10 +44,10 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "cnn", "der", "mlp", "layers", "own"] = "resnet"
+    kind: Literal["resnet", "impala", "minatar", "cnn", "der", "mlp", "joined", "layers", "own"] = "resnet"
     """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; cnn:
-    DQN's three convolutions; der: data-efficient Rainbow's two; mlp: fully connected; layers: as `layers` describes;
-    own: `factory`'s.
+    DQN's three convolutions; der: data-efficient Rainbow's two; mlp: fully connected; joined: images each as in cnn,
+    other things through a hidden layer, then together; layers: as `layers` describes; own: `factory`'s.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -58,7 +58,9 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar, cnn, der and impala networks use the first."""
+    """Hidden layers of the mlp; the minatar, cnn, der and impala networks use the first. Of joined the first is the
+    width of each part's own, the others (or the same again) read them together.
+    """
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
@@ -89,15 +91,15 @@ class NetworkSection:
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "cnn", "der", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "cnn", "der", "mlp", "joined")),
         "width": ("kind", ("impala",)),
         "pooling": ("kind", ("resnet", "impala", "cnn", "der")),
         "renormalise": ("kind", ("resnet", "impala", "cnn", "der")),
-        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
-        "noisy": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
-        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "joined", "layers")),
+        "noisy": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "joined", "layers")),
+        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "joined", "layers")),
         "activation": ("kind", ("impala", "minatar", "cnn", "der", "mlp", "layers", "resnet")),
-        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "joined", "layers")),
         "layers": ("kind", ("layers",)),
         "factory": ("kind", ("own",)),
     }

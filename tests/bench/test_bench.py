@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from steadyq.bench import run as bench_run
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.every import EAGER, Eager
 from steadyq.bench.layers import floor_ms
-from steadyq.bench.others import sb3_updates
+from steadyq.bench.others import image_updates, sb3_updates
 from steadyq.bench.run import Bench
 from steadyq.bench.sheets import sheets
 from steadyq.bench.updates import (
@@ -32,6 +33,7 @@ from steadyq.bench.updates import (
     update_of,
 )
 from steadyq.build import draw_layout, learner_for, ring_for
+from steadyq.errors import UserError
 from steadyq.nets.layers import Conv
 from steadyq.run.update import Learning
 from steadyq.value.learner import Learner
@@ -189,6 +191,26 @@ def test_other_libraries_are_timed_on_the_same_network() -> None:
     found = sb3_updates(Case(1, capacity=200, atoms=5))
     assert set(found) == {"Stable-Baselines3 DQN", "sb3-contrib QR-DQN"}
     assert min(found.values()) > 0
+
+
+def test_updates_on_images_are_timed_in_turn_on_the_same_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed: pip install 'steadyq[sb3]'")
+    monkeypatch.setattr(bench_run, "IMAGES", ((36, 40, 3),))
+    monkeypatch.setattr(bench_run, "image_updates", partial(image_updates, rounds=3, budget=0.0))
+    threads = torch.get_num_threads()
+    rows = Bench(Console(width=120), ("images",)).run()["images"]
+    assert torch.get_num_threads() == threads
+    (row,) = rows
+    assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
+    row = {"shape": [64, 64, 3], "ours_ms": 20.0, "theirs_ms": 25.0}
+    (sheet,) = sheets({"images": [row | {"ratio": 0.8, "lowest": 0.75, "highest": 0.9}]})
+    assert "| 64x64x3 | 20.0 | 25.0 | 0.80 | 0.75 | 0.90 |" in sheet.markdown()
+
+
+def test_images_beside_others_need_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(UserError, match=r"section images needs Stable-Baselines3: pip install 'steadyq\[sb3\]'"):
+        Bench(Console(width=120), ("images",)).run()
 
 
 def test_sections_end_in_tables_and_a_file_that_prints_again(

@@ -3,9 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
+import onnxruntime
 import pytest
+from gymnasium import spaces
 
 import steadyq as sq
 from steadyq import presets
@@ -97,6 +101,34 @@ def test_actions_are_the_agents_in_a_process_without_this_library(name: str, run
     np.testing.assert_array_equal(got["action"][clear], agent.act(seen)[clear])
     assert got["facts"][0] == agent.spec.name
     assert str(agent.spec.observation_shape[-1]) in got["facts"][1]
+
+
+def test_several_things_seen_at_once_are_as_many_inputs(tmp_path: Path) -> None:
+    eye, chart = spaces.Box(0, 255, (9, 8, 3), np.uint8), spaces.Box(0, 8, (2, 5, 6))
+    space = spaces.Dict(eye=eye, chart=chart, way=spaces.Discrete(3))
+
+    class Room(gymnasium.Env[Any, Any]):
+        observation_space, action_space = space, spaces.Discrete(4, start=2)
+
+        def reset(self, **options: Any) -> Any:
+            return space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return space.sample(), 1.0, False, False, {}
+
+    agent = load(
+        sq.train("dqn", env=Room, run=tmp_path / "run", quiet=True, options=SHORT | {"ensemble.members": 1}).path
+    )
+    export_onnx(agent, tmp_path / "a.onnx", {})
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_inputs()] == ["vector", "image1", "image2"]
+    for _ in range(20):
+        shown = space.sample()
+        given = {"vector": np.eye(3, dtype=np.float32)[shown["way"]], "image1": shown["chart"], "image2": shown["eye"]}
+        action, value = session.run(["action", "value"], {name: part[None] for name, part in given.items()})
+        assert agent.spec.seen is not None
+        np.testing.assert_allclose(value, agent.q(agent.spec.seen.frame(shown)[None]), rtol=1e-4, atol=1e-5)
+        assert action[0] == agent.act(shown)
 
 
 def test_the_file_appears_whole_or_not_at_all(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from interpreter import INTERPRETED, close, inside, outside, run_interpreted
 from torch import Tensor
 
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets import MLP, Branches, Ensemble, Impala, MinAtarNet, Network, ResNet
 
 if INTERPRETED:
     from steadyq.device.kernels import trunk as module
@@ -228,6 +228,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala, noisy": (Impala((2, 3, 4), ACTIONS * ATOMS, 1, 4, noisy=0.5, **BBF), (2, 3, 4)),
     "minatar": (MinAtarNet((2, 5, 5), ACTIONS * ATOMS, 4, 6, norm="layer"), (2, 5, 5)),
     "mlp": (MLP((4,), ACTIONS * ATOMS, (6, 5), norm="layer"), (4,)),
+    "joined": (Branches((15,), ACTIONS * ATOMS, ((3,), (2, 2, 3)), (4,)), (15,)),
 }
 
 

@@ -13,8 +13,10 @@ from steadyq import Agent, Recipe, envs, presets
 from steadyq.build import ensemble_for, estimator_for
 from steadyq.envs import classic
 from steadyq.envs.classic import GymnasiumGame
-from steadyq.envs.spaces import Observations, short
+from steadyq.envs.described import space_from_data, space_to_data
+from steadyq.envs.spaces import Observations, Parts, short
 from steadyq.errors import UserError
+from steadyq.nets import Packing
 
 PROTOCOL = envs.protocol_for("CartPole-v1")
 
@@ -208,12 +210,16 @@ def test_spaces_that_cannot_work():
         make("Pendulum-v1")
     for space, said in (
         (spaces.Text(5), r"has observations Text\(.*\); only Box, Discrete, MultiDiscrete, MultiBinary, and Tuple"),
-        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Text(5)])), r"with Text.* at \['b'\]\[0\]; only Box"),
+        (spaces.Dict(a=spaces.Text(5)), r"has observations Dict.*; text cannot be learned from"),
+        (
+            spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])),
+            r"with Sequence.* at \['b'\]\[0\]; only Box",
+        ),
         (spaces.Discrete(20_000), "observations of 20,000 values; a vector has at most 10,000"),
         (spaces.Box(0, 1, (5, 9, 5)), r"images of shape \(5, 9, 5\): the channels may be first or last"),
         (
-            spaces.Dict(eye=spaces.Box(0, 255, (64, 64, 3), np.uint8), speed=spaces.Box(0, 1, (2,))),
-            r"shows an image \(Box.*, at \['eye'\]\) beside other things, 12,290 values together",
+            spaces.Dict(eye=spaces.Box(0, 255, (3, 9, 3), np.uint8), speed=spaces.Box(0, 1, (2,))),
+            r"images of shape \(3, 9, 3\) at \['eye'\]: the channels may be first or last",
         ),
     ):
         register(observation_space=space)
@@ -248,12 +254,6 @@ NESTED = spaces.Dict(
             [1, 2, 3, 4, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1],
             "4 parts as one vector of 15, choices as one-hot",
         ),
-        (
-            spaces.Dict(eye=spaces.Box(0, 255, (1, 2, 3), np.uint8), speed=spaces.Box(0, 9, (1,))),
-            {"speed": [7], "eye": [[[0, 51, 102], [153, 204, 255]]]},
-            [np.float32(n / 5) for n in range(6)] + [7],
-            "2 parts as one vector of 7, images as values one after another, bytes divided by 255",
-        ),
         (spaces.Box(-np.inf, 1, (2,)), [0.5, 2], [0.5, 2], "Box as one vector of 2, unbounded and not scaled"),
     ],
 )
@@ -263,6 +263,84 @@ def test_spaces_as_one_vector(space, observation, expected, rule):
     frame = seen.frame(observation)
     assert (frame.dtype, frame.shape) == (np.float32, seen.shape)
     assert frame.tolist() == expected
+
+
+def test_images_beside_other_things_keep_their_shapes_in_a_frame_of_bytes():
+    eye, chart = spaces.Box(0, 255, (5, 4, 3), np.uint8), spaces.Box(0, 8, (2, 3, 4))
+    space = spaces.Dict(eye=eye, more=spaces.Tuple([spaces.Box(0, 9, (2,)), chart]), way=spaces.Discrete(3))
+    seen = Observations("Game-v0", space)
+    assert seen.parts == Parts(((5,), (2, 3, 4)), ((3, 5, 4),))
+    assert seen.rule == (
+        "observation: each with an encoder of its own: ['eye'] image 5x4, 3 channels last, moved first, values bytes, "
+        "divided by 255; ['more'][1] image 3x4, 2 channels first, values divided by 8, their highest value; 2 parts as "
+        "one vector of 5, choices as one-hot"
+    )
+    shown = space.sample()
+    frame = seen.frame(shown)
+    assert (frame.dtype, frame.shape) == (np.uint8, seen.shape)
+    packing = Packing(seen.parts.numbers, seen.parts.pixels)
+    row = packing.unpacked(torch.from_numpy(frame)[None])[0]
+    numbers, first = [*shown["more"][0], *np.eye(3)[shown["way"]]], 5 + 24
+    np.testing.assert_array_equal(row[:5], np.array(numbers, np.float32))
+    np.testing.assert_array_equal(row[5:first], shown["more"][1].ravel() / 8)
+    np.testing.assert_allclose(row[first:], shown["eye"].transpose(2, 0, 1).ravel() / np.float32(255))
+    shown["more"][0][1] = np.nan
+    with pytest.raises(ValueError, match="an observation with nan in it"):
+        seen.frame(shown)
+
+
+def test_text_beside_other_things_is_left_out_and_the_rule_says_so():
+    """As MiniGrid shows its mission, a space of its own making."""
+
+    class Mission(spaces.Space):
+        def __init__(self):
+            super().__init__(dtype=str)
+
+    space = spaces.Dict(direction=spaces.Discrete(4), mission=Mission())
+    seen = Observations("Game-v0", space)
+    assert seen.rule == ("observation: Discrete as one vector of 4, choices as one-hot; ['mission'], text, left out")
+    assert seen.frame({"direction": 2, "mission": "go"}).tolist() == [0, 0, 1, 0]
+    with_image = Observations("Game-v0", spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=Mission()))
+    assert with_image.shape == (3, 7, 7)
+    assert with_image.frame({"image": np.zeros((7, 7, 3), np.uint8), "mission": "go"}).shape == (3, 7, 7)
+    again = space_from_data(space_to_data(space))
+    assert Observations("Game-v0", again).frame({"direction": 1, "mission": "go"}).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("box", "shown", "said"),
+    [
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), np.full((8, 8, 3), 0.7), "an image of float64 where its space says"),
+        (spaces.Box(0, 1, (8, 8, 3)), np.full((8, 8, 3), 200.0), "between 200 and 200, which .* between 0 and 1: give"),
+        (spaces.Box(0, 255, (8, 8, 3), np.int64), np.full((8, 8, 3), -1), "between -1 and -1, which .* 0 and 255"),
+        (spaces.Box(-np.inf, np.inf, (8, 8, 3)), np.full((8, 8, 3), 200.0), "which its space says to be unbounded"),
+    ],
+)
+def test_images_that_are_not_what_their_space_says_are_named(box, shown, said):
+    for space, value in ((box, shown), (spaces.Dict(eye=box, way=spaces.Discrete(2)), {"eye": shown, "way": 0})):
+        with pytest.raises(ValueError, match=said):
+            Observations("Game-v0", space).frame(value)
+
+
+def test_a_table_that_may_be_an_image_is_said_to_be_read_as_numbers():
+    seen = Observations("Game-v0", spaces.Box(0, 1, (20, 30)))
+    assert seen.shape == (600,)
+    assert "(20, 30) as a row of numbers (to be an image it needs a channel, or bytes)" in seen.rule
+    assert "row of numbers" not in Observations("Game-v0", spaces.Box(0, 1, (4, 30))).rule
+
+
+def test_stacked_frames_are_unpacked_part_by_part():
+    """A part's frames become its channels or features, the newest last, whatever lies between them in the bytes."""
+    space = spaces.Tuple([spaces.Box(0, 255, (2, 3), np.uint8), spaces.Box(-1, 1, (2,))])
+    seen = Observations("Game-v0", space)
+    old, new = (([[n] * 3, [n + 1] * 3], [n / 100, -n / 100]) for n in (10, 50))
+    frames = torch.from_numpy(np.concatenate([seen.frame(old), seen.frame(new)]))[None]
+    packing = Packing(seen.parts.numbers, seen.parts.pixels, stack=2)
+    assert packing.shapes == ((4,), (2, 2, 3))
+    row = packing.unpacked(frames)[0]
+    np.testing.assert_array_equal(row[:4], np.array([0.1, -0.1, 0.5, -0.5], np.float32))
+    pixels = (row[4:] * 255).round().view(2, 2, 3)[..., 0]
+    assert pixels.tolist() == [[10, 11], [50, 51]]
 
 
 @pytest.mark.parametrize(

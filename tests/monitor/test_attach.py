@@ -318,6 +318,49 @@ def test_the_target_is_compared_at_every_update_after_a_row(tmp_path: Path) -> N
     assert not copies.verdict().findings
 
 
+def test_a_stable_baselines3_run_is_evaluated_compared_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing("stable_baselines3")
+    import stable_baselines3
+
+    from steadyq.cli import main
+    from steadyq.monitor.integrations.sb3 import StabilityCallback
+
+    torch.set_num_threads(1)
+    options: Any = {"learning_starts": 50, "seed": 3, "device": "cpu"}
+
+    def watching(evaluate_on: Any) -> StabilityCallback:
+        return StabilityCallback(tmp_path / "run", every=60, batch=16, evaluate_on=evaluate_on, episodes=4)
+
+    model = stable_baselines3.DQN("MlpPolicy", "CartPole-v1", **options)
+    model.learn(120, callback=watching("CartPole-v1"))
+    plain = stable_baselines3.DQN("MlpPolicy", "CartPole-v1", **options).learn(120)
+    for name, p in model.policy.state_dict().items():
+        assert torch.equal(p, plain.policy.state_dict()[name]), name
+    first = read(tmp_path / "run").result
+    assert first is not None
+    assert (first["steps"], len(first["returns"]), first["random_episodes"]) == (120, 4, 4)
+    model.save(tmp_path / "model.zip")
+    again = stable_baselines3.DQN.load(tmp_path / "model.zip", env=model.get_env())
+    again.learn(60, callback=watching(gymnasium.make("CartPole-v1")), reset_num_timesteps=False)
+    later = read(tmp_path / "run").result
+    assert later is not None
+    assert later["steps"] == 180
+    assert later["random_return"] == first["random_return"]  # the same games
+    assert json.loads((tmp_path / "run" / "result-120.json").read_text())["returns"] == first["returns"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    assert f"{later['mean_return']:.2f}" in capsys.readouterr().out
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    assert "After 180 steps the agent scores" in (tmp_path / "page.html").read_text()
+    monitor = StabilityMonitor(network(0), network(1), path=tmp_path / "mine")
+    for scores in ((), (1.0, float("nan"))):
+        with pytest.raises(sq.UserError, match="returns must be the finite scores of one game or more"):
+            monitor.finish(scores, (1.0,))
+
+
 def test_a_folder_goes_on_from_a_checkpoint_of_yours(tmp_path: Path) -> None:
     def loop(begin: int, end: int, **more: Any) -> None:
         monitor = StabilityMonitor(network(0), network(1), path=tmp_path / "run", every=5, name="mine", **more)

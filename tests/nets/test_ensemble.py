@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from steadyq.errors import UserError
-from steadyq.nets import MLP, Ensemble, Impala, Layered, MinAtarNet, Network, ResNet
+from steadyq.nets import MLP, Branches, Ensemble, Impala, Layered, MinAtarNet, Network, ResNet
 from steadyq.nets.forms import FORMS, best_form
 from steadyq.nets.layered import cnn
 from steadyq.nets.layers import Conv, Executor, LayerNorm, T
@@ -47,6 +47,11 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "mlp": (MLP((6,), ACTIONS * ATOMS, (16, 8)), (6,)),
     "mlp, norm": (MLP((6,), ACTIONS * ATOMS, (16, 8, 4), norm="layer", **DUELING), (6,)),
     "mlp over an image": (MLP((2, 3, 4), ACTIONS * ATOMS, (16,)), (2, 3, 4)),
+    "joined": (Branches((4 + 108,), ACTIONS * ATOMS, ((4,), (3, 6, 6)), (8, 8)), (112,)),
+    "joined, two images, one width, norm": (
+        Branches((192,), ACTIONS * ATOMS, ((3, 5, 4), (2, 6, 6), (60,)), (8,), norm="layer", **DUELING),
+        (192,),
+    ),
     "mlp over a table": (MLP((3, 4), ACTIONS * ATOMS, (16,)), (3, 4)),
 }
 
@@ -98,7 +103,7 @@ def test_members_are_as_many_separate_networks(name: str, form: Any) -> None:
 def test_the_fastest_form_is_the_kernels_for_convolutions_they_are_written_for() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     best = {name: best_form(network, gpu) for name, (network, _) in NETWORKS.items()}
-    written = {name for name in NETWORKS if name.startswith(("resnet", "impala"))}
+    written = {name for name in NETWORKS if name.startswith(("resnet", "impala", "joined"))}
     assert {name for name, form in best.items() if form == "kernels"} == written
     assert {best_form(network, cpu) for network, _ in NETWORKS.values()} == {"stacked"}
 
@@ -111,6 +116,7 @@ IMPLICIT: dict[str, tuple[Network, tuple[int, ...]]] = {
     "minatar": (MinAtarNet((4, 10, 10), ACTIONS, channels=8, hidden=16, cosines=6), (4, 10, 10)),
     "mlp": (MLP((6,), ACTIONS, (16, 8), cosines=6, norm="layer"), (6,)),
     "mlp of one layer over an image": (MLP((2, 3, 4), ACTIONS, (16,), cosines=6), (2, 3, 4)),
+    "joined": (Branches((112,), ACTIONS, ((4,), (3, 6, 6)), (8, 8), cosines=6), (112,)),
 }
 
 

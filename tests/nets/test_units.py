@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, Network, ResNet
+from steadyq.nets import MLP, Branches, Ensemble, Impala, MinAtarNet, Network, ResNet
 from steadyq.nets.forms import Form
 from steadyq.nets.layers import Conv, Linear
 from steadyq.nets.units import dormant_fraction, reading_columns, unit_scores, unit_sizes
@@ -47,6 +47,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "impala": (Impala((2, 9, 9), 6, 1, 4, renormalise=True), (2, 9, 9)),
     "minatar": (MinAtarNet((3, 5, 5), 6, 4, 6), (3, 5, 5)),
     "mlp": (MLP((4,), 6, (7, 5)), (4,)),
+    "joined": (Branches((54,), 6, ((4,), (2, 5, 5)), (7, 5, 3)), (54,)),
 }
 
 

@@ -106,6 +106,21 @@ class Grid(Picture):
         return {"image": super().seen(), "direction": int(self.np_random.integers(4))}
 
 
+class Both(Picture):
+    """Neither the image nor the vector says alone what is rewarded."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.observation_space = spaces.Dict(eye=self.observation_space, sign=spaces.Box(-1, 1, (1,)))
+
+    def seen(self) -> Any:
+        self.sign = int(self.np_random.integers(2))
+        return {"eye": super().seen(), "sign": np.array([2 * self.sign - 1], np.float32)}
+
+    def number(self, action: Any) -> int:
+        return (int(action) + self.sign) % 3
+
+
 class Switches(Small):
     """Bits to see and bits to set."""
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import kinds
 import numpy as np
 import pytest
 import torch
 
-from steadyq import build, envs
+from steadyq import build, envs, presets
 from steadyq.presets import PRESETS, recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.loop import seconds_per_update, train
@@ -243,3 +244,14 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
                 torch.testing.assert_close(
                     ours[name][i], others[name][0], rtol=1e-4, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}"
                 )
+
+
+def test_an_image_and_a_vector_are_read_together(tmp_path: Path) -> None:
+    """What is rewarded follows from both and from neither alone: the image tells three cases apart, the vector two."""
+    options = {
+        "network.hidden": (32,), "replay.warmup": 100, "record.tensorboard": False, "monitor.every": 0,
+        "explore.epsilon": "1 -> 0.05 linear 700 steps", "evaluation.random_episodes": 2, "compute.device": "cpu",
+    }  # fmt: skip
+    result = train(presets.double_dqn(kinds.Both, steps=1500, **options), run=tmp_path / "both").result
+    assert result is not None
+    assert result["mean_return"] > 11  # of 12; reading one of the two gives 6 at most

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,20 @@ def milliseconds(function: Callable[[], Any], device: torch.device, *, budget: f
         function()
     calls = max(1, int(budget / ROUNDS / max(_seconds(function, 1, device), 1e-6)))
     return statistics.median(_seconds(function, calls, device) for _ in range(ROUNDS)) * 1e3
+
+
+def side_by_side(
+    functions: Mapping[str, Callable[[], Any]], device: torch.device, *, rounds: int = 15, budget: float = 0.4
+) -> dict[str, list[float]]:
+    """Milliseconds of one call of each, round by round in turn: what slows the machine slows them all."""
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        _seconds(function, 5, device)
+    calls = {name: max(1, int(budget / _seconds(each, 3, device))) for name, each in functions.items()}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            found[name].append(_seconds(function, calls[name], device) * 1e3)
+    return found
 
 
 def _seconds(function: Callable[[], Any], calls: int, device: torch.device) -> float:

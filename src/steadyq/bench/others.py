@@ -1,5 +1,7 @@
 """The same update in Stable-Baselines3: its DQN and sb3-contrib's QR-DQN on the same network, batch and quantiles."""
 
+import statistics
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -7,17 +9,22 @@ import gymnasium
 import numpy as np
 import torch
 
-from steadyq.bench.clock import milliseconds
+from steadyq import envs, presets
+from steadyq.bench.clock import milliseconds, side_by_side
 from steadyq.bench.updates import BATCH, Case
+from steadyq.build import learner_for, ring_for
+from steadyq.run.update import Draws, Learning
+
+ACTIONS, FILLED = 6, 1000
 
 
 class Noise(gymnasium.Env[np.ndarray, np.int64]):
-    """Random observations and rewards of a case's shapes; an update does not care."""
+    """Random observations and rewards of given shapes; an update does not care."""
 
-    def __init__(self, case: Case) -> None:
-        shape = case.spec.observation_shape
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, shape, np.float32)
-        self.action_space = gymnasium.spaces.Discrete(case.spec.num_actions)
+    def __init__(self, shape: tuple[int, ...], actions: int = ACTIONS, pixels: bool = False) -> None:
+        high: Any = 255 if pixels else 1.0
+        self.observation_space = gymnasium.spaces.Box(0, high, shape, np.uint8 if pixels else np.float32)
+        self.action_space = gymnasium.spaces.Discrete(actions)
         self.rng = np.random.default_rng(0)
 
     def reset(
@@ -31,9 +38,51 @@ class Noise(gymnasium.Env[np.ndarray, np.int64]):
         return self._see(), float(self.rng.integers(-1, 2)), bool(self.rng.random() < 0.01), False, {}
 
     def _see(self) -> np.ndarray:
-        shape = self.observation_space.shape
-        assert shape is not None
-        return (self.rng.random(shape) < 0.1).astype(np.float32)
+        space = self.observation_space
+        assert space.shape is not None
+        if space.dtype == np.uint8:
+            return self.rng.integers(0, 256, space.shape, np.uint8)
+        return (self.rng.random(space.shape) < 0.1).astype(np.float32)
+
+
+def image_updates(shape: tuple[int, int, int], *, rounds: int = 15, budget: float = 0.4) -> dict[str, float]:
+    """Milliseconds of an update of our `dqn` and of Stable-Baselines3's, and the median of their ratios round by round.
+
+    Both as they are for images (height, width, channel) of bytes: the network of Mnih et al. 2015, one of it, the same
+    batch, the target moved a little with every update, sampling included; on as many threads as PyTorch has now.
+    """
+    (ours, our_sizes), (theirs, their_sizes) = _ours(shape), _theirs(shape)
+    if our_sizes != their_sizes:
+        raise ValueError(f"the networks are not the same: {our_sizes} and {their_sizes}")
+    both = {"ours": ours, "theirs": theirs}
+    times = side_by_side(both, torch.device("cpu"), rounds=rounds, budget=budget)
+    ratios = [ours / theirs for ours, theirs in zip(times["ours"], times["theirs"], strict=True)]
+    each = {f"{name}_ms": statistics.median(found) for name, found in times.items()}
+    return each | {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+def _ours(shape: tuple[int, int, int]) -> tuple[Callable[[], None], list[tuple[int, ...]]]:
+    """An update as training runs it (draws, samples, learns, sets priorities), and its parameters' shapes."""
+    options = {"replay.batch": BATCH, "replay.capacity": FILLED, "compute.device": "cpu"}
+    recipe = presets.dqn(lambda: Noise(shape, pixels=True), "tiny", **options)
+    spec, device = envs.spec(recipe.env, recipe.protocol), torch.device("cpu")
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device)
+    ring, draws, rng = ring_for(recipe, spec, device), Draws(recipe, spec), np.random.default_rng(0)
+    ring.frame.random_(0, 256)
+    ring.action.random_(0, ACTIONS)
+    ring.reward.random_(-1, 2)
+    ring.priorities.mass[:FILLED] = 1.0
+    learning = Learning(learner, ring, draws.layout)
+    sizes = sorted(tuple(p.shape[1:]) for p in learner.online.values())
+    return lambda: learning(torch.from_numpy(draws(rng, forbids=False, step=FILLED, since=0))), sizes
+
+
+def _theirs(shape: tuple[int, int, int]) -> tuple[Callable[[], None], list[tuple[int, ...]]]:
+    from stable_baselines3 import DQN
+
+    algorithm = DQN("CnnPolicy", Noise(shape, pixels=True), **COMMON)
+    algorithm.learn(200)
+    return partial(_update, algorithm), sorted(tuple(p.shape) for p in algorithm.q_net.parameters())
 
 
 def sb3_updates(case: Case) -> dict[str, float]:
@@ -47,6 +96,12 @@ def sb3_updates(case: Case) -> dict[str, float]:
         algorithm.learn(200)
         found[name] = milliseconds(partial(_update, algorithm), torch.device("cpu"))
     return found
+
+
+COMMON = {
+    "buffer_size": FILLED, "learning_starts": 100, "train_freq": 200, "gradient_steps": 1, "batch_size": BATCH,
+    "device": "cpu", "verbose": 0, "tau": 0.005, "target_update_interval": 1,
+}  # fmt: skip
 
 
 def _update(algorithm: Any) -> None:
@@ -82,11 +137,8 @@ def minatar_features() -> type[torch.nn.Module]:
 
 def _options(case: Case) -> dict[str, Any]:
     policy = {"features_extractor_class": minatar_features(), "net_arch": [], "normalize_images": False}
-    return {
-        "policy_kwargs": policy, "buffer_size": 1000, "learning_starts": 100, "train_freq": 200, "gradient_steps": 1,
-        "batch_size": BATCH, "device": "cpu", "verbose": 0, "env": Noise(case), "tau": 0.005,
-        "target_update_interval": 1,
-    }  # fmt: skip
+    env = Noise(case.spec.observation_shape, case.spec.num_actions)
+    return COMMON | {"policy_kwargs": policy, "env": env}
 
 
 def _dqn(case: Case) -> Any:

@@ -16,7 +16,7 @@ from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.every import preset_times
 from steadyq.bench.layers import layer_times
-from steadyq.bench.others import sb3_updates
+from steadyq.bench.others import image_updates, sb3_updates
 from steadyq.bench.sharing import sharing_times
 from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.steps import step_times
@@ -42,7 +42,7 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu")
+SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu", "images")
 ON_GPU = SECTIONS[:5]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
@@ -50,6 +50,7 @@ STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 TIMED_ON = "Atari/Breakout"
 TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
+IMAGES = ((64, 64, 3), (84, 84, 4))
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
 
@@ -202,6 +203,22 @@ class Bench:
                 rows.append({"members": members, "plain_ms": plain, "loop_ms": loop, "stacked_ms": stacked})
                 self.keep(f"{plural(members, 'member')}: {stacked:.2f} ms")
             found["others_ms"] = sb3_updates(Case(1, capacity=1000))
+        finally:
+            torch.set_num_threads(threads)
+
+    def images(self) -> None:
+        """Images beside Stable-Baselines3 on one CPU thread, as training takes for one network of this size."""
+        threads, rows = torch.get_num_threads(), self.results.setdefault("images", list[Row]())
+        prepare_process(1)
+        try:
+            for shape in IMAGES:
+                rows.append({"shape": list(shape), **image_updates(shape)})
+                self.keep(f"{'x'.join(map(str, shape))}: {rows[-1]['ratio']:.2f} x its time")
+        except ImportError:
+            missing = "the section images needs Stable-Baselines3: pip install 'steadyq[sb3]'"
+            if "images" in self.sections:
+                raise UserError(missing) from None
+            self.console.print(missing)
         finally:
             torch.set_num_threads(threads)
 

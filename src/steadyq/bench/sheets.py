@@ -54,6 +54,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
     if "cpu" in results:
         yield from cpu(results["cpu"])
+    if "images" in results:
+        yield images(results["images"])
 
 
 def updates(rows: list[Row]) -> Sheet:
@@ -161,6 +163,19 @@ def steps(rows: list[Row]) -> Sheet:
         figures = (f"{row[name]:.2f}" for name in ("step_ms", "learn_ms", "act_ms"))
         body.append((row["env"], row["scale"], row["device"], *figures, f"{row['outside']:.0%}"))
     return Sheet("A step of training", columns, body)
+
+
+def images(rows: list[Row]) -> Sheet:
+    """One member beside Stable-Baselines3's DQN."""
+    columns = ("image", "ours", "Stable-Baselines3", "ours / theirs", "lowest", "highest")
+    body = []
+    for row in rows:
+        times = (f"{row[name]:.1f}" for name in ("ours_ms", "theirs_ms"))
+        ratios = (f"{row[name]:.2f}" for name in ("ratio", "lowest", "highest"))
+        body.append(("x".join(map(str, row["shape"])), *times, *ratios))
+    return Sheet(
+        "DQN for images on one CPU thread, one network, ms per update; the ratio round by round", columns, body
+    )
 
 
 def cpu(results: Row) -> Iterator[Sheet]:

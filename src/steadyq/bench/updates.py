@@ -173,7 +173,7 @@ class CompiledGrouped(Learner):
         """What is compiled."""
         ensemble = self.ensemble
         x = (observation.to(ensemble.dtype) / ensemble.pixel_max).contiguous(memory_format=torch.channels_last)
-        run = ChannelsLast(partial(ensemble.layer, params), ensemble.members, x)
+        run = ChannelsLast(partial(ensemble.layer, params), ensemble.members)
         return ensemble.network.wire(run, x).view(ensemble.members, len(x), ensemble.actions, ensemble.atoms)
 
 
@@ -186,10 +186,10 @@ class ChannelsLast(Stacked):
         kind, weight, bias = self.layers(name)
         if isinstance(kind, Conv):
             flat = weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-            groups = 1 if x is self.observation else self.members
+            groups = x.shape[1] // kind.inputs
             y = functional.conv2d(x, flat, bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
-            x = self.members_first(x) if x.dim() == 4 else x
+            x = self.features(x, kind.inputs)
             y = torch.baddbmm(bias[:, None], x.to(weight.dtype), weight.transpose(1, 2))
         y = y if residual is None else y + residual
         return functional.relu(y) if relu else y

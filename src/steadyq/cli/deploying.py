@@ -42,9 +42,9 @@ def export(words: list[str]) -> int:
     about = {"preset": recipe.preset, "protocol": recipe.protocol.name, "seed": recipe.seed, "steps": agent.step}
     if (result := folder.result) is not None:
         about |= {"mean_return": result["mean_return"], "evaluation_games": result["episodes"]}
-    export_onnx(agent, options.onnx, about)
+    given = export_onnx(agent, options.onnx, about)
     size = options.onnx.stat().st_size / 1e6
-    OUT.print(f"wrote    {options.onnx} ({size:.1f} MB): observation -> action, value", soft_wrap=True)
+    OUT.print(f"wrote    {options.onnx} ({size:.1f} MB): {', '.join(given)} -> action, value", soft_wrap=True)
     return 0
 
 

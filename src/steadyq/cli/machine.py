@@ -96,7 +96,7 @@ class BenchOptions:
 
     json: Path | None = None
     """Also write all figures, with versions and hardware, to this file."""
-    section: tuple[Literal["gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu"], ...] = ()
+    section: tuple[Literal["gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu", "images"], ...] = ()
     """Only these sections; by default all that this machine can show."""
     scales: tuple[str, ...] = ()
     """Only these scales of section gpu, members x s: 4x2 16x4."""

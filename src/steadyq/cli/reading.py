@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from steadyq.cli.options import parse
@@ -82,6 +82,7 @@ def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
     options = parse(DiagnoseOptions, words)
 
+    from steadyq.run.progress import plural
     from steadyq.suite.runs import read_runs
 
     for name, value in dataclasses.asdict(options.thresholds).items():
@@ -105,7 +106,7 @@ def diagnose(words: list[str]) -> int:
         }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
         return 0
-    measured = f"{verdict.measurements} measurements to step {last:,}"
+    measured = f"{plural(verdict.measurements, 'measurement')} to step {last:,}"
     OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
     if not verdict.enough:
         OUT.print(f"{SAID['too few']}: rules need {options.thresholds.rows} in a row", style="yellow")
@@ -192,6 +193,7 @@ def compare(words: list[str]) -> int:
     options = parse(CompareOptions, words)
 
     from steadyq.report import figures
+    from steadyq.report.words import shown_name
     from steadyq.suite.runs import read_runs
     from steadyq.suite.tables import score_rows
     from steadyq.suite.variants import group
@@ -226,7 +228,11 @@ def compare(words: list[str]) -> int:
         for line in (columns, ("---",) * len(columns), *rows):
             print(printable("| " + " | ".join(line) + " |"))
         return 0
-    table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
+    rows = [(shown_name(env), *rest) for env, *rest in rows]
+    longest = [max(len(word) for row in rows for word in row[i].split() or [""]) for i in range(len(columns))]
+    table = Table(box=None)
+    for name, size in zip(columns, longest, strict=True):
+        table.add_column(name, overflow="fold", min_width=min(size, 16))  # words of that size stay whole
     for cells in rows:
         table.add_row(*cells)
     OUT.print(table)

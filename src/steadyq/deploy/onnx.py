@@ -4,7 +4,7 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Exported(nn.Module):
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
-        self.ensemble = replace(agent.ensemble, form="loop", dtype=torch.float32)
+        self.ensemble = replace(agent.ensemble, form="loop", dtype=torch.float32, packing=None)
         self.estimator, self.acting, self.spec = agent.estimator, agent.acting, agent.spec
         self.names = list(agent.params)
         for number, p in enumerate(agent.params.values()):
@@ -34,6 +34,24 @@ class Exported(nn.Module):
         actions = agent.spec.actions
         table = [actions[n].tolist() for n in range(actions.count)] if actions is not None and actions.choices else None
         self.register_buffer("choices", None if table is None else torch.tensor(table))
+        self.inputs = self._inputs(agent)
+
+    def _inputs(self, agent: Agent) -> dict[str, "Input"]:
+        """What the file is given, by name: `observation`, or each of several parts."""
+        spec, packing = agent.spec, agent.ensemble.packing
+        if packing is None or spec.seen is None:
+            return {"observation": Input(self.shown, spec.frame_dtype, spec.pixel_max)}
+        images = [image for image in spec.seen.images if image is not None]
+        images.sort(key=lambda image: image.dtype == "uint8")  # as a frame holds them
+        found: dict[str, Input] = {}
+        for name, shape in zip(packing.names, packing.shapes, strict=True):
+            if len(shape) != 3:
+                found[name] = Input(shape, "float32", 1.0)
+                continue
+            image = images.pop(0)
+            plain = spec.stack == 1 and image.channels_last
+            found[name] = Input(image.shown if plain else shape, image.dtype, image.highest, channels_last=plain)
+        return found
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -42,9 +60,12 @@ class Exported(nn.Module):
         plain = spec.stack == 1 and len(spec.shown_shape) == len(spec.frame_shape)
         return spec.shown_shape if plain else spec.observation_shape
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
         """The action of each observation, as the environment counts them, and the values behind it."""
-        if self.shown != self.spec.observation_shape:  # channels last
+        observation = given[0]
+        if "observation" not in self.inputs:
+            observation = torch.cat([x.row(part) for x, part in zip(self.inputs.values(), given, strict=True)], 1)
+        elif self.shown != self.spec.observation_shape:  # channels last
             observation = observation.movedim(-1, -3)
         params = {name: getattr(self, f"parameter{number}") for number, name in enumerate(self.names)}
         q = self.estimator.q(self.ensemble.forward(params, observation))
@@ -53,17 +74,41 @@ class Exported(nn.Module):
         action = number + self.spec.first_action if self.choices is None else self.choices[number]
         return action, value
 
-    def example(self, batch: int) -> Tensor:
-        """Observations of the right shape and type, for tracing."""
-        noise = torch.rand(batch, *self.shown, generator=torch.Generator().manual_seed(0))
-        return (noise * self.spec.pixel_max).to(getattr(torch, self.spec.frame_dtype))
+    def example(self, batch: int) -> tuple[Tensor, ...]:
+        """Observations of the right shapes and types, for tracing."""
+        generator = torch.Generator().manual_seed(0)
+        return tuple(
+            (torch.rand(batch, *x.shape, generator=generator) * x.highest).to(getattr(torch, x.dtype))
+            for x in self.inputs.values()
+        )
 
 
-def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
-    """Write the agent to an ONNX file; `about` goes into its metadata.
+@dataclass(frozen=True)
+class Input:
+    """One tensor that the file is given; of several parts each is scaled and laid out for itself."""
 
-    Input `observation[batch, ...]`; outputs `action[batch]` (`[batch, choice]` where an action is several choices) and
-    `value[batch, action]`. Raises `UserError` where the packages that write ONNX are missing.
+    shape: tuple[int, ...]
+    dtype: str
+    highest: float
+    channels_last: bool = False
+
+    def row(self, x: Tensor) -> Tensor:
+        """The part's values as the networks see them."""
+        x = x.movedim(-1, -3) if self.channels_last else x
+        return (x.float() / self.highest).flatten(1)
+
+    @property
+    def words(self) -> str:
+        """Type and shape."""
+        return f"{self.dtype} [batch, {', '.join(map(str, self.shape))}]"
+
+
+def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write the agent to an ONNX file and return the names of its inputs; `about` goes into its metadata.
+
+    Input `observation[batch, ...]`, or `vector`, `image`, ... where it is several things; outputs `action[batch]`
+    (`[batch, choice]` where an action is several choices) and `value[batch, action]`. Raises `UserError` where the
+    packages that write ONNX are missing.
     """
     try:
         import onnx
@@ -75,8 +120,9 @@ def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            module, (module.example(3),), dynamo=True, verbose=False, dynamic_shapes=({0: batch},),
-            input_names=["observation"], output_names=["action", "value"],
+            module, module.example(3), dynamo=True, verbose=False,
+            dynamic_shapes=(tuple({0: batch} for _ in module.inputs),),
+            input_names=[*module.inputs], output_names=["action", "value"],
         )  # fmt: skip
     assert program is not None
     model = program.model_proto
@@ -90,6 +136,7 @@ def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> None:
     onnx.helper.set_model_props(model, facts)
     onnx.checker.check_model(model)
     replace_bytes(file.resolve(), model.SerializeToString())
+    return tuple(module.inputs)
 
 
 def _rule(module: Exported) -> str:
@@ -97,7 +144,8 @@ def _rule(module: Exported) -> str:
     frames = f", {spec.stack} frames stacked, the newest last" if spec.stack > 1 else ""
     scaled = f", divided by {spec.pixel_max:g} inside" if spec.pixel_max != 1 else ""
     laid = spec.seen.rule if spec.seen is not None else ""
-    return f"{spec.frame_dtype} [batch, {', '.join(map(str, module.shown))}]{frames}{scaled}" + (laid and f"; {laid}")
+    inputs = ", ".join(f"{name} {x.words}" if len(module.inputs) > 1 else x.words for name, x in module.inputs.items())
+    return f"{inputs}{frames}{scaled}" + (laid and f"; {laid}")
 
 
 class _quiet:  # noqa: N801  (reads as a word in `with`)

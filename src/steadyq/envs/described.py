@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from steadyq.envs.spaces import Actions, Observations
+from steadyq.envs.spaces import Actions, Observations, is_text
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError
 
@@ -62,6 +62,8 @@ def space_to_data(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"space": kind, "spaces": [space_to_data(part) for part in space.spaces]}
         case spaces.Dict():
             return {"space": kind, "spaces": {name: space_to_data(part) for name, part in space.spaces.items()}}
+        case _ if is_text(space):
+            return {"space": "Text"}
     raise UserError(f"{space} cannot be described")
 
 
@@ -83,6 +85,8 @@ def space_from_data(data: Mapping[str, Any]) -> spaces.Space[Any]:
             return spaces.Tuple([space_from_data(part) for part in data["spaces"]])
         case "Dict":
             return spaces.Dict({name: space_from_data(part) for name, part in data["spaces"].items()})
+        case "Text":
+            return spaces.Text(1)  # which says nothing: no text is read
     raise ValueError(f"no space is called {data['space']!r}")
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from steadyq.errors import UserError
 
 if typing.TYPE_CHECKING:
-    from steadyq.envs.spaces import Actions, Observations
+    from steadyq.envs.spaces import Actions, Observations, Parts
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -27,7 +27,7 @@ class EnvSpec:
     name: str
     """Canonical name such as Atari/Breakout."""
     frame_shape: tuple[int, ...]
-    """One frame: (channels, height, width), or (features,)."""
+    """One frame: (channels, height, width), or (features,); (bytes,) where it holds several `parts`."""
     frame_dtype: Literal["uint8", "float32"]
     pixel_max: float
     """Divide a frame by this before a network sees it."""
@@ -47,6 +47,11 @@ class EnvSpec:
     """What a Gymnasium environment calls its actions."""
     masked: bool = False
     """Whether the environment says which actions may be played."""
+
+    @property
+    def parts(self) -> "Parts | None":
+        """What lies in a frame, where that is an image beside other things."""
+        return None if self.seen is None else self.seen.parts
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

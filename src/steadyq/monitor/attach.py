@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ HOW = (
     "pass values=, a function of (network, observation) that returns Q as [batch, action], or atoms as "
     "[batch, action, atom] with quantiles=True or, for C51's probabilities or logits, support=(low, high)"
 )
+RESULT = "result.json"
 NOTED = 16
 """Updates after each measurement at which the target network is compared with the online one."""
 ENOUGH = 8
@@ -125,6 +126,28 @@ class StabilityMonitor:
             self.recent.append(float(self.scores[lane]))
             self._append("events", {"event": "game", "step": self.steps, "lane": int(lane), "score": self.recent[-1]})
             self.scores[lane] = 0.0
+
+    def finish(self, returns: Sequence[float], random_returns: Sequence[float]) -> None:
+        """Write the result of an evaluation of yours, whole games of your agent and of a random policy, so that
+        `steadyq compare` sets the run beside others. Going on in the folder puts it aside as result-STEPS.json.
+        """
+        for name, scores in (("returns", returns), ("random_returns", random_returns)):
+            if not len(scores) or not np.isfinite(scores).all():
+                raise UserError(f"finish: {name} must be the finite scores of one game or more")
+        found = {
+            "env": self.meta["env"],
+            "seed": self.meta["seed"],
+            "steps": self.steps,
+            "updates": self.updates,
+            "games": self.games,
+            "returns": [float(score) for score in returns],
+            "mean_return": float(np.mean(returns)),
+            "random_return": float(np.mean(random_returns)),
+            "random_episodes": len(random_returns),
+            "training_return_10": sum(self.recent) / len(self.recent) if self.recent else None,
+            "wall_seconds": round(time.monotonic() - self.began, 1),
+        }
+        replace_text(self.path / RESULT, json.dumps(found, indent=2) + "\n")
 
     @property
     def due(self) -> bool:
@@ -319,6 +342,9 @@ class StabilityMonitor:
             if there != self.meta[key]:
                 raise UserError(f"{self.path} holds another run: {key} is {there!r} there and {self.meta[key]!r} here")
         self.meta = {**had, **self.meta}
+        if (earlier := self.path / RESULT).is_file():
+            steps = json.loads(read_text(earlier)).get("steps")
+            earlier.rename(self.path / f"result-{steps}.json")
         logs = {log: self._cut(log) for log in ("diagnostics", "metrics", "events")}
         if logs["diagnostics"]:
             last = logs["diagnostics"][-1]

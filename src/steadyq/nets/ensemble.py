@@ -11,6 +11,7 @@ from torch import Tensor
 
 from steadyq.nets.forms import Form, Kernels, Loop, Noises, Stacked, check
 from steadyq.nets.layers import FIXED, SIGMA, Encoding, Executor, Layer, LayerNorm, Network, Noise, Wiring
+from steadyq.nets.packing import Packing
 from steadyq.nets.prediction import Contrast, Projection, Rollout
 from steadyq.nets.spectral import SETTLING, VECTORS, divided, iterated
 
@@ -33,6 +34,7 @@ class Ensemble:
     pixel_max: float = 1.0
     form: Form = "stacked"
     dtype: torch.dtype = torch.float32
+    packing: Packing | None = None  # of observations that are several things at once
     fixed: int = 32  # quantiles that a network with `cosines` is asked for where nobody says which
 
     @property
@@ -163,6 +165,13 @@ class Ensemble:
             raise TypeError(f"{self.network} does not say what its encoder is")
         return cast(Encoding, self.network)
 
+    def seen(self, observation: Tensor) -> Tensor:
+        """Observations as the networks see them: unpacked, scaled, in `dtype`."""
+        if self.packing is not None:
+            return self.packing.unpacked(observation).to(self.dtype)
+        x = observation.to(self.dtype)
+        return x / self.pixel_max if self.pixel_max != 1 else x
+
     def _values(self, z: Tensor, count: int) -> Tensor:
         if self.network.cosines:
             return z.view(self.members, count, -1, self.actions).transpose(2, 3)
@@ -180,8 +189,7 @@ class Ensemble:
     ) -> tuple[Tensor, ...]:
         """What the wiring makes of the observations, members first."""
         check(wiring, self.form)
-        x = observation.to(self.dtype)
-        x = x / self.pixel_max if self.pixel_max != 1 else x
+        x = self.seen(observation)
         layers, wrapped = partial(self.layer, params), around or _itself
         given: dict[str, Any] = {"actions": actions}
         if self.network.cosines:
@@ -195,7 +203,8 @@ class Ensemble:
                 found = [_several(wiring.wire(wrapped(run), x)) for run in runs]
                 return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
             case "stacked":
-                return _several(wiring.wire(wrapped(Stacked(layers, self.members, x, **given)), x))
+                seen = x if x.dim() == 4 else x.flatten(1)
+                return _several(wiring.wire(wrapped(Stacked(layers, self.members, **given)), seen))
             case "kernels":
                 run, seen = Kernels(layers, self.members, **given), _channels_last(x)
                 return run.whole(wiring, seen) if around is None else _several(wiring.wire(around(run), seen))

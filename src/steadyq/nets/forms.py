@@ -5,6 +5,7 @@ batched matrix products), `Kernels` all members through the GPU kernels of `devi
 time is won.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -56,8 +57,8 @@ class _Anywhere:
         """A convolution or linear layer."""
         raise NotImplementedError
 
-    def features(self, x: Tensor) -> Tensor:
-        """What a linear layer reads of x."""
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer of so many inputs reads of x."""
         raise NotImplementedError
 
     def own(self, noise: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class _Anywhere:
         if self.noises is None:
             return y
         inner, outer = (self.own(part) for part in self.noises[name])
-        x = self.features(x)
+        x = self.features(x, inner.shape[-1])
         spread = self.layer(name + SIGMA, x * inner.to(x.dtype))
         return y + outer.to(y.dtype) * spread
 
@@ -95,6 +96,10 @@ class _Anywhere:
         """x + scale x by."""
         return x + scale * by.detach()
 
+    def join(self, *units: Tensor) -> Tensor:
+        """Features come last."""
+        return torch.cat(units, -1)
+
     def dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
         """V + A - mean of A over actions."""
         each = advantage.view(*advantage.shape[:-1], -1, value.shape[-1])
@@ -118,10 +123,10 @@ class Loop(_Anywhere):
         if isinstance(kind, Conv):
             y = functional.conv2d(x, weight, bias, kind.stride, kind.padding)
         else:
-            y = functional.linear(self.features(x).to(weight.dtype), weight, bias)
+            y = functional.linear(self.features(x, kind.inputs).to(weight.dtype), weight, bias)
         return _finished(y, relu, residual)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, size: int) -> Tensor:
         """What a linear layer reads, `[batch, feature]`."""
         return x.flatten(1)
 
@@ -155,6 +160,10 @@ class Loop(_Anywhere):
         """One after another."""
         return torch.cat(batches)
 
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns."""
+        return _part(x, first, shape)
+
     def cosines(self, count: int) -> Tensor:
         """Sample by sample."""
         return self.waves(count)
@@ -168,11 +177,10 @@ class Loop(_Anywhere):
 class Stacked(_Anywhere):
     """Members side by side in the channels, `[batch, member * channel, y, x]`, or first, `[member, batch, feature]`.
 
-    All members share the one `observation`.
+    What all members share, an observation or a part of it, is there once: `[batch, channel, y, x]`, `[batch, feature]`.
     """
 
     members: int
-    observation: Tensor
 
     def unit_dim(self, x: Tensor) -> int:
         """Channels come before positions, features last."""
@@ -182,17 +190,21 @@ class Stacked(_Anywhere):
         """A grouped convolution or a batched matrix product."""
         kind, weight, bias = self.layers(name)
         if isinstance(kind, Conv):
-            groups = 1 if x is self.observation else self.members
+            groups = x.shape[1] // kind.inputs  # 1 where all members share the image
             y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
-            y = _linear(self.features(x), weight, bias)
+            y = _linear(self.features(x, kind.inputs), weight, bias)
         return _finished(y, relu, residual)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What a linear layer reads, `[member, batch, feature]`."""
-        if x is self.observation:
+    def features(self, x: Tensor, size: int) -> Tensor:
+        """What a linear layer reads, `[member, batch, feature]`: made of images, their channels' means, and what all
+        members share.
+        """
+        if x.dim() == 3:
+            return x
+        if math.prod(x.shape[1:]) == size:
             return x.flatten(1).expand(self.members, -1, -1)
-        return self.members_first(x) if x.dim() == 4 else x
+        return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
 
     def own(self, noise: Tensor) -> Tensor:
         """Every member's, for all of its samples."""
@@ -211,7 +223,7 @@ class Stacked(_Anywhere):
 
     def average(self, x: Tensor) -> Tensor:
         """Over positions."""
-        return self.members_first(x.mean((2, 3)))
+        return self.features(x.mean((2, 3)), x.shape[1] // self.members)
 
     def renormalise(self, x: Tensor) -> Tensor:
         """Over all features of a member."""
@@ -230,21 +242,17 @@ class Stacked(_Anywhere):
         """One after another."""
         return torch.cat(batches, 0 if batches[0].dim() == 4 else 1)
 
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns, for all members."""
+        return _part(x, first, shape)
+
     def cosines(self, count: int) -> Tensor:
         """The same for all members."""
         return self.waves(count).expand(self.members, -1, -1)
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample, members first."""
-        if x is self.observation:
-            x = x.flatten(1)[None]
-        elif x.dim() == 4:
-            x = self.members_first(x)
-        return _asked(x, quantiles)
-
-    def members_first(self, x: Tensor) -> Tensor:
-        """Images or their channels' means flattened to `[member, batch, feature]`."""
-        return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
+        return _asked(self.features(x, quantiles.shape[-1]), quantiles)
 
 
 @dataclass(frozen=True)
@@ -262,9 +270,9 @@ class Kernels(_Anywhere):
         if isinstance(kind, Conv):
             size = {"stride": kind.stride, "padding": kind.padding}
             return convolution.conv(x, weight, bias, relu=relu, residual=residual, **size)
-        return _finished(_linear(self.features(x), weight, bias), relu, residual)
+        return _finished(_linear(self.features(x, kind.inputs), weight, bias), relu, residual)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, size: int) -> Tensor:
         """What a linear layer reads, `[member, batch, feature]`."""
         x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x
         return x.expand(self.members, -1, -1)
@@ -300,6 +308,11 @@ class Kernels(_Anywhere):
     def together(self, *batches: Tensor) -> Tensor:
         """One after another."""
         return torch.cat(batches, 1)
+
+    def part(self, x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Some of the columns, an image's channels moved last."""
+        found = _part(x, first, shape)
+        return found.permute(0, 1, 3, 4, 2).contiguous() if len(shape) == 3 else found
 
     def cosines(self, count: int) -> Tensor:
         """The same for all members."""
@@ -357,6 +370,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Every member's linear map, x[member, batch, feature]."""
     # W x^T rather than x W^T: its weight gradient then lies in memory as the weight does.
     return torch.baddbmm(bias[:, :, None], weight, x.to(weight.dtype).transpose(1, 2)).transpose(1, 2)
+
+
+def _part(x: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+    return x[..., first : first + math.prod(shape)].reshape(*x.shape[:-1], *shape)
 
 
 def _asked(x: Tensor, quantiles: Tensor) -> Tensor:

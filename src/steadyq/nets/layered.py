@@ -1,6 +1,7 @@
 """Networks described in words: convolutions and linear layers one after another, each followed by a ReLU."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,31 +36,39 @@ class Layered(Convolutional):
     @cached_property
     def body(self) -> dict[str, Layer]:
         """conv1, conv2, ..., fc1, ..."""
-        shape, found = self.observation, dict[str, Layer]()
-        for text in self.plan:
-            kind, *numbers = _parsed(text)
-            if kind == "linear":
-                flattens = shape if len(shape) == 3 else ()
-                found[f"fc{_count(found, Linear)}"] = Linear(math.prod(shape), numbers[0], flattens=flattens)
-                shape = (self.wide(numbers[0]),)
-                continue
-            if len(shape) != 3:
-                raise UserError(f"network.layers: {text!r} needs an image, and comes after a vector of {shape[0]}")
-            channels, size, stride, padding = numbers
-            conv = Conv(shape[0], channels, size, stride, padding, (shape[1], shape[2]))
-            if min(conv.image_out) < 1:
-                raise UserError(f"network.layers: {text!r} does not fit an image of {shape[1]}x{shape[2]}")
-            found[f"conv{_count(found, Conv)}"] = conv
-            shape = (self.wide(channels), *conv.image_out)
-        if len(shape) == 3 or not found:
-            raise UserError("network.layers must be given, and end in a linear layer, such as 'linear 128'")
-        return found
+        return layers_of(self.observation, self.plan, self.wide)
 
     def encode(self, run: Executor[T], x: T) -> T:
         """ReLU after each layer but the last."""
         for name in list(self.body)[:-1]:
             x = self.units(run, name, x)
         return x
+
+
+def layers_of(shape: tuple[int, ...], plan: tuple[str, ...], wide: Callable[[int], int] = int) -> dict[str, Layer]:
+    """The layers that a plan in words names, over observations of this shape: conv1, conv2, ..., fc1, ...
+
+    `wide` says how many numbers are read of so many units.
+    """
+    found = dict[str, Layer]()
+    for text in plan:
+        kind, *numbers = _parsed(text)
+        if kind == "linear":
+            flattens = shape if len(shape) == 3 else ()
+            found[f"fc{_count(found, Linear)}"] = Linear(math.prod(shape), numbers[0], flattens=flattens)
+            shape = (wide(numbers[0]),)
+            continue
+        if len(shape) != 3:
+            raise UserError(f"network.layers: {text!r} needs an image, and comes after a vector of {shape[0]}")
+        channels, size, stride, padding = numbers
+        conv = Conv(shape[0], channels, size, stride, padding, (shape[1], shape[2]))
+        if min(conv.image_out) < 1:
+            raise UserError(f"network.layers: {text!r} does not fit an image of {shape[1]}x{shape[2]}")
+        found[f"conv{_count(found, Conv)}"] = conv
+        shape = (wide(channels), *conv.image_out)
+    if len(shape) == 3 or not found:
+        raise UserError("network.layers must be given, and end in a linear layer, such as 'linear 128'")
+    return found
 
 
 def _parsed(text: str) -> tuple[str, int, int, int, int] | tuple[str, int]:

@@ -215,6 +215,12 @@ class Executor(Protocol[T]):
     def cosines(self, count: int) -> T:
         """cos(pi i tau), i = 0, ..., count - 1, of every quantile tau that each sample is asked for."""
 
+    def part(self, x: T, first: int, shape: tuple[int, ...]) -> T:
+        """Of an observation in one row the values from `first` on, in this shape: a vector or an image."""
+
+    def join(self, *units: T) -> T:
+        """Units of several layers side by side."""
+
     def asked(self, x: T, quantiles: T) -> T:
         """A sample's features times those of each of its quantiles: as many rows a sample."""
 

@@ -117,7 +117,7 @@ class ModuleEnsemble(Ensemble):
         noise: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom]; `around` is shown what each layer reads of the one before."""
-        x = observation.float() / self.pixel_max
+        x = self.seen(observation)
         template = self.module.template.to(x.device)
         z: list[Tensor] = []
         for member in range(self.members):

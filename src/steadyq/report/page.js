@@ -40,7 +40,7 @@
         : most >= 1e4
           ? `${+(v / 1e3).toPrecision(4)}k`
           : grouped(v);
-  const value = (v, unit) => (unit === "share" ? `${+(100 * v).toPrecision(3)}%` : compact(v));
+  const value = (v, unit) => (unit === "share" ? `${Math.abs(v) < 1e-7 ? 0 : +(100 * v).toPrecision(3)}%` : compact(v));
 
   function niceTicks(low, high, count) {
     const rough = (high - low) / Math.max(1, count);

@@ -54,7 +54,7 @@ def header(page: Page) -> Markup:
 
 
 def _single_lede(run: Run) -> Child:
-    if run.watched:
+    if run.watched and run.result is None:
         return f"{run.last_step:,} steps of {run.recipe.preset}, watched by the stability monitor."
     result = run.result
     if result is None:

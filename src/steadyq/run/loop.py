@@ -481,7 +481,8 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
 
     def timed(members: int, batch_size: int) -> float:
         learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, members)
-        observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).float()
+        dtype = torch.float32 if spec.parts is None else torch.uint8
+        observation = torch.randint(0, 2, (batch_size, *spec.observation_shape), device=device).to(dtype)
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         ones = torch.ones(batch_size, device=device)
         batch = Batch(observation, zeros, ones, ones, observation, ones, zeros, zeros, ones > 0)
@@ -508,5 +509,9 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
     if device.type == "cuda":  # quick whatever it is, and every size is kernels to compile
         return timed(members, batch_size)
     part = min(batch_size, 4)
-    guess = timed(1, part) * members * batch_size / part
-    return timed(members, batch_size) if guess < 1.0 else guess
+    guess = (
+        timed(1, part) * batch_size / part
+    )  # of one member; too much, for its weights move once however many samples
+    if guess * members < 1.0:
+        return timed(members, batch_size)
+    return members * (timed(1, batch_size) if guess < 2.0 else guess)

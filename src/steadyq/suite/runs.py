@@ -16,7 +16,7 @@ from steadyq.envs.modules import somebodys
 from steadyq.errors import UserError
 from steadyq.fields import flatten
 from steadyq.monitor.verdict import Thresholds, Verdict, judge
-from steadyq.presets import recipe_for
+from steadyq.presets import HIDDEN, recipe_for
 from steadyq.recipe import Recipe
 from steadyq.run.folder import RunFolder
 from steadyq.run.logs import is_number, rows, shown
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def watched(self) -> bool:
-        """Whether it is somebody's own loop that the stability monitor watched: it has no end and no evaluation."""
+        """Whether it is somebody's own loop that the stability monitor watched: it has no end that is known before."""
         return self.meta is not None and "steps" not in self.meta
 
     @property
@@ -113,6 +113,9 @@ class Run:
             base = flatten(recipe_for(self.recipe.preset, env, self.recipe.scale).to_dict())
         except UserError:  # a preset of another version, or an environment that is not installed here
             base = {}
+        if own and HIDDEN.get(mine["network.kind"]) == tuple(mine["network.hidden"]):
+            # What it shows chose its network, and nobody but its module knows what that is.
+            base |= {name: mine[name] for name in ("network.kind", "network.hidden")}
         ignored = ("seed", "env", "preset", "scale", "compute.device", "compute.threads", "compute.form")
         return {name: v for name, v in mine.items() if not name.startswith(ignored) and base.get(name) != v}
 

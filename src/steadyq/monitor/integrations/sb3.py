@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -14,8 +15,15 @@ from steadyq.monitor.attach import StabilityMonitor
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 except ImportError:
     raise UserError("the Stable-Baselines3 callback needs the extra: pip install 'steadyq[sb3]'") from None
+
+
+EVALUATION = 1_000_000
+"""Added to a run's seed where its evaluation begins."""
 
 
 class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines3 is untyped where it is missing
@@ -23,15 +31,28 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
 
     The model learns exactly as without it: the batch is drawn with its own random numbers. The run is called by the
     parameters in which the model departs from its class, unless it has a `name`. A model that was loaded and learns on
-    (`reset_num_timesteps=False`) goes on in the same folder.
+    (`reset_num_timesteps=False`) goes on in the same folder. With `evaluate_on`, an environment's id or an environment
+    like the model's own, it plays `episodes` games there at the end of every `learn`, greedily, and as many at random:
+    `steadyq compare` then sets the run beside others.
     """
 
     def __init__(
-        self, path: Path | str, *, every: int = 1000, batch: int = 128, name: str = "", env: str = "", seed: int = 0
+        self,
+        path: Path | str,
+        *,
+        every: int = 1000,
+        batch: int = 128,
+        name: str = "",
+        env: str = "",
+        seed: int = 0,
+        evaluate_on: Any = None,
+        episodes: int = 20,
     ) -> None:
         super().__init__()
         within("every", every, 1)
         within("batch", batch, 2)
+        within("episodes", episodes, 1)
+        self.evaluate_on, self.episodes = evaluate_on, episodes
         self.path, self.every, self.batch, self.env_name, self.seed = path, every, batch, env, seed
         self.run_name = name
         self.monitor: StabilityMonitor | None = None
@@ -83,6 +104,20 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
         monitor.updates = model._n_updates
         return True
 
+    def _on_training_end(self) -> None:
+        if self.evaluate_on is None or self.monitor is None:
+            return
+        seed = self.seed if self.model.seed is None else self.model.seed
+        env = _vectorised(self.evaluate_on)
+        state = np.random.get_state()
+        try:
+            scores = [_played(policy, env, self.episodes, seed) for policy in (self.model, _Random(env, seed))]
+        finally:
+            np.random.set_state(state)
+            if env is not self.evaluate_on:
+                env.close()
+        self.monitor.finish(*scores)
+
     def _sample(self, model: Any) -> tuple[Tensor, ...]:
         """Transitions from the model's replay buffer, leaving NumPy's global random state as it was."""
         state = np.random.get_state()
@@ -92,6 +127,30 @@ class StabilityCallback(BaseCallback):  # type: ignore[misc]  # Stable-Baselines
         finally:
             np.random.set_state(state)
         return data.observations, data.actions, data.rewards, data.next_observations, data.dones
+
+
+class _Random:
+    """A policy that plays anything, for evaluate_policy."""
+
+    def __init__(self, env: Any, seed: int) -> None:
+        self.env, self.rng = env, np.random.default_rng(seed)
+
+    def predict(self, observation: Any, state: Any = None, **_: Any) -> tuple[np.ndarray, Any]:
+        space = self.env.action_space
+        return space.start + self.rng.integers(space.n, size=self.env.num_envs), state
+
+
+def _vectorised(env: Any) -> Any:
+    """What evaluate_policy plays on; whole games are counted, whatever wrappers do to rewards."""
+    if isinstance(env, VecEnv):
+        return env
+    return DummyVecEnv([lambda: Monitor(gymnasium.make(env) if isinstance(env, str) else env)])
+
+
+def _played(policy: Any, env: Any, episodes: int, seed: int) -> list[float]:
+    env.seed(EVALUATION + seed)  # the same games for every policy, and others than in training
+    scores, _ = evaluate_policy(policy, env, episodes, return_episode_rewards=True, warn=False)
+    return [float(score) for score in scores]
 
 
 PARAMETERS = (
