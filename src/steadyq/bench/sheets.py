@@ -47,6 +47,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield sharing(results["sharing"])
     if "steps" in results:
         yield steps(results["steps"])
+    if "onnx" in results:
+        yield onnx(results["onnx"])
     if "env" in results:
         rows = [(name, f"{rate:,.0f}") for name, rate in results["env"].items()]
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
@@ -148,6 +150,18 @@ def steps(rows: list[Row]) -> Sheet:
         figures = (f"{row[name]:.2f}" for name in ("step_ms", "learn_ms", "act_ms"))
         body.append((row["env"], row["scale"], row["device"], *figures, f"{row['outside']:.0%}"))
     return Sheet("A step of training", columns, body)
+
+
+def onnx(rows: list[Row]) -> Sheet:
+    """From observations to actions."""
+    columns = ("agent", "members", "parameters", "file, MB", "observations", "PyTorch, ms", "ONNX, ms", "times")
+    body = []
+    for row in rows:
+        what = (f"{row['kind']}, {row['env']}", str(row["members"]), f"{row['parameters']:,}", f"{row['file_mb']:.1f}")
+        for time in row["times"]:
+            ours, theirs = time["pytorch_ms"], time["onnx_ms"]
+            body.append((*what, str(time["batch"]), f"{ours:.3f}", f"{theirs:.3f}", f"{ours / theirs:.1f}"))
+    return Sheet("From observations to actions on one CPU thread", columns, body)
 
 
 def cpu(results: Row) -> Iterator[Sheet]:
