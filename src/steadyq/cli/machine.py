@@ -89,7 +89,7 @@ def doctor(words: list[str]) -> int:
 
 @dataclass
 class BenchOptions:
-    """Time updates in every form and scale, their parts, acting (as ONNX too), training's steps, environments, other libraries.
+    """Time updates in every form and scale, their parts, acting, as ONNX too, steps, environments, other libraries.
 
     Figures are medians and ratios of one run; a busy machine blurs them. A GPU run with compilation takes minutes.
     """
