@@ -28,6 +28,7 @@ from steadyq.monitor.verdict import Alarms
 from steadyq.nets import Ensemble, ModuleEnsemble
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
+from steadyq.replay.minari import Dataset
 from steadyq.run.callbacks import Callback, Live
 from steadyq.run.evaluate import play_games, random_policy
 from steadyq.run.folder import SMALL_REPLAY, RunFolder, default_path
@@ -95,6 +96,8 @@ def train(
         wandb_module()
     spec = envs.spec(recipe.env, recipe.protocol)
     check_memory(recipe, spec)
+    if not folder.checkpoints():  # which hold what was read
+        check_dataset(recipe, spec)
     ensemble = ensemble_for(recipe, spec)
     if introducing and not folder.begun:
         for line in (*introduction(recipe, spec, ensemble), never_learns(recipe), f"writing to {folder.path}"):
@@ -191,6 +194,7 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         f"{recipe.env}  preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}",
         *(f"  {line}" for line in recipe.protocol.lines()),
         *seen,
+        *([f"  learns from {recipe.replay.dataset} and plays nothing"] if recipe.replay.dataset else []),
         f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; operator {operator.kind}, "
         f"exchange {operator.exchange}, forbid {operator.forbid}, ceiling {operator.ceiling}; "
         f"estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
@@ -206,6 +210,19 @@ def never_learns(recipe: Recipe) -> str:
         return ""
     warmup, steps = recipe.replay.warmup, recipe.steps
     return f"note: nothing will be learned: learning begins after {warmup:,} steps (replay.warmup), of {steps:,}"
+
+
+def check_dataset(recipe: Recipe, spec: EnvSpec) -> None:
+    """Raise if the recipe's dataset does not fit the environment, or the replay buffer."""
+    if not recipe.replay.dataset:
+        return
+    dataset, replay = Dataset(recipe.replay.dataset, spec), recipe.replay
+    if dataset.slots > replay.capacity:
+        raise UserError(
+            f"{replay.dataset} has {dataset.steps:,} steps: make replay.capacity at least {dataset.slots} for them"
+        )
+    if dataset.steps < replay.batch + replay.largest_n:
+        raise UserError(f"{replay.dataset} has {dataset.steps:,} steps, and replay.batch is {replay.batch}")
 
 
 def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
