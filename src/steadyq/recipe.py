@@ -505,6 +505,10 @@ class RecordSection:
     """Write TensorBoard files."""
     wandb: bool = False
     """Log to Weights & Biases (needs the extra `wandb`)."""
+    mlflow: bool = False
+    """Log to MLflow (needs the extra `mlflow`), where MLFLOW_TRACKING_URI says."""
+    trackio: bool = False
+    """Log to Trackio on this machine (needs the extra `trackio`)."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -79,13 +79,12 @@ def train(words: list[str]) -> int:
     from steadyq.run.loop import introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
-    from steadyq.run.sinks import wandb_module
+    from steadyq.run.sinks import check_sinks
 
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
     folder.check(recipe)
-    if recipe.record.wandb:
-        wandb_module()
+    check_sinks(recipe)
     display = Terminal(OUT)
 
     if not folder.finished(recipe):

@@ -34,7 +34,7 @@ from steadyq.run.evaluate import play_games, random_policy
 from steadyq.run.folder import SMALL_REPLAY, RunFolder, default_path
 from steadyq.run.interim import Interim
 from steadyq.run.progress import Display, Terminal
-from steadyq.run.sinks import Sinks, wandb_module
+from steadyq.run.sinks import Sinks, check_sinks
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.schedule import Schedule
@@ -92,8 +92,7 @@ def train(
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
     device_for(recipe)
-    if recipe.record.wandb:
-        wandb_module()
+    check_sinks(recipe)
     spec = envs.spec(recipe.env, recipe.protocol)
     check_memory(recipe, spec)
     if not folder.checkpoints():  # which hold what was read
@@ -359,6 +358,8 @@ class Session:
             ) from error
         if row is not None:
             self.sinks.write(row)
+        if training.diagnosed is not None:
+            self.sinks.diagnosed(training.diagnosed)
         self.display.step(training, row)
         for finding in self.alarms.add(training.diagnosed) if training.diagnosed else ():
             self.display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")
