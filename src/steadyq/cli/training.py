@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -221,18 +221,20 @@ def evaluate(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """Record a video of a run's agent playing one full game."""
+    """Show a run's agent playing one full game: in a video, or in a window where there is a display."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
-    out: Path
+    out: Path | None = None
     """Video file, ending in .mp4 or .gif."""
+    window: bool = False
+    """Show the game in a window; closing it, Escape or q ends it."""
     seed: int = 1000
     """Seed of the game."""
     best_of: int = 1
     """Play this many games and record the best."""
     max_seconds: float = 60.0
-    """Cut the video after so many seconds."""
+    """Cut it after so many seconds."""
     epsilon: float | None = None
     """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     networks: Literal["acting", "online", "target", "best"] = "acting"
@@ -240,13 +242,18 @@ class PlayOptions:
 
 
 def play(words: list[str]) -> int:
-    """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    """Show a run's agent in a video or a window: `steadyq play RUN --out game.mp4`."""
     options = parse(PlayOptions, words)
+
+    from itertools import islice
 
     from steadyq.fields import MOST_GAMES, within
     from steadyq.run.folder import RunFolder
-    from steadyq.run.video import record_game
+    from steadyq.run.video import best_game, record_game
+    from steadyq.run.window import display, show
 
+    if (options.out is None) != options.window:
+        raise UserError("play needs --out FILE, or --window where there is a display: one of the two")
     within("--seed", options.seed, 0, 2**31 - 1)
     within("--max-seconds", options.max_seconds, 0.1, 86_400)
     within("--best-of", options.best_of, 1, MOST_GAMES)
@@ -254,17 +261,17 @@ def play(words: list[str]) -> int:
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
     recipe = RunFolder(options.run).recipe
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "best_of", "epsilon", "networks")}
+    if options.out is not None:
+        say_imports_of(recipe)
+        game = record_game(options.run, options.out, max_seconds=options.max_seconds, **how)
+        OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
+        return 0
+    display()
     say_imports_of(recipe)
-    game = record_game(
-        options.run,
-        options.out,
-        seed=options.seed,
-        best_of=options.best_of,
-        max_seconds=options.max_seconds,
-        epsilon=options.epsilon,
-        networks=options.networks,
-    )
-    OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
+    game, pictures, fps = best_game(options.run, **how)
+    seen = show(islice(pictures, int(options.max_seconds * fps)), fps, f"{recipe.env}  {options.run}")
+    OUT.print(f"one game, {game.steps:,} steps, return {game.score:g}{'' if seen else ' (closed before its end)'}")
     return 0
 
 
