@@ -28,12 +28,14 @@ class TrainOptions:
     """Run folder; by default runs/<env>-<preset>-<scale>-<changed options>-seed<n>."""
     base: Annotated[Path | None, tyro.conf.arg(name="recipe")] = None
     """Begin with the recipe in this file (a run's recipe.toml, a search's best.toml) in place of a preset's."""
+    tuned: bool = False
+    """Begin with the recipe that was tuned for this environment (`steadyq presets --tuned` lists them)."""
 
 
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
     from steadyq import envs
-    from steadyq.presets import recipe_for
+    from steadyq.presets import recipe_for, tuned
 
     words = spelt(words)
     kwargs, wrappers, others = made_with(words)
@@ -42,6 +44,7 @@ def train(words: list[str]) -> int:
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
     first.add_argument("--recipe")
+    first.add_argument("--tuned", action="store_true")
     brief, helping = {*words} & {"-h", "--help"}, {*words} & {"-h", "--help", "--help-all"}
     words = ["--help" if word == "--help-all" else word for word in words]
     try:
@@ -52,6 +55,9 @@ def train(words: list[str]) -> int:
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
+    chosen = {word.partition("=")[0] for word in others} & {"--preset", "--scale", "--recipe"}
+    if given.tuned and chosen:
+        raise UserError(f"--tuned and {min(chosen)}: a tuned recipe has its own, choose one of the two")
     written = Recipe.from_toml(read_text(Path(given.recipe))) if given.recipe else None
     if written is not None:
         given.env = given.env or written.env
@@ -63,7 +69,10 @@ def train(words: list[str]) -> int:
         say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
         env = Environment(given.env or envs.example(), tuple(kwargs), tuple(wrappers))
-        base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
+        if given.tuned:
+            base = tuned(env)
+        else:
+            base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
     except UserError:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
