@@ -139,6 +139,26 @@ def test_training_offline_starts_from_it_goes_on_after_a_stop_and_plays_nothing(
     assert not [event for event in cut.events() if event["event"] in ("game", "abandoned")]
 
 
+def test_a_folder_beside_it_is_enough_and_every_command_reads_what_was_learned_from_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export(runs / "terminated", Path("data"))
+    small = "--steps 120 --network.hidden 8 --monitor.every 50 --record.every 50 --evaluation.episodes 1"
+    for words in (
+        f"train CartPole-v1 --replay.dataset data --run run {small}", "report run --out page.html", "compare run",
+        "evaluate run --episodes 1", "share run --to shared --no-video",
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main(words.split())
+        assert ended.value.code == 0, words
+    assert "learns from data and plays nothing" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "run", "--minari", "again"])
+    assert ended.value.code == 2
+    assert "has played nothing" in capsys.readouterr().err
+
+
 def test_a_dataset_of_somebody_else_is_laid_out_as_the_environment_is(tmp_path: Path) -> None:
     """FrozenLake's own numbers, written by Minari's storage, with rewards of the emulator."""
     from minari.data_collector import EpisodeBuffer
@@ -167,7 +187,7 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(run
     (tmp_path / "bare" / "data" / "metadata.json").write_text(json.dumps({"env_spec": "{}", "data_format": "hdf5"}))
     data = str(tmp_path / "data")
     refused = {
-        "no Minari dataset": short("CartPole-v1", **{"replay.dataset": str(tmp_path / "nothing")}),
+        "no Minari dataset '": short("CartPole-v1", **{"replay.dataset": str(tmp_path / "nothing")}),
         "does not say what": short("CartPole-v1", **{"replay.dataset": str(tmp_path / "bare")}),
         "shows Box": short("FrozenLake-v1", **{"replay.dataset": data}),
         "make replay.capacity at least": short("CartPole-v1", **{"replay.dataset": data, "replay.capacity": 200}),

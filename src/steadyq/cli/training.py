@@ -85,7 +85,7 @@ def train(words: list[str]) -> int:
 
     from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
-    from steadyq.run.loop import introduction, never_learns, rewarded_share, seconds_per_update
+    from steadyq.run.loop import check_dataset, introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
     from steadyq.run.sinks import check_sinks
@@ -99,6 +99,8 @@ def train(words: list[str]) -> int:
     if not folder.finished(recipe):
         spec = envs.spec(recipe.env, recipe.protocol)
         check_memory(recipe, spec)
+        if not folder.checkpoints():
+            check_dataset(recipe, spec)
         for line in introduction(recipe, spec, ensemble_for(recipe, spec)):
             display.note(line)
         updates = recipe.updates

@@ -60,7 +60,7 @@ def write_dataset(
                 infos=infos,
             )
 
-    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.unfinished")
+    partial = folder.absolute().with_name(f"{folder.name}.{secrets.token_hex(4)}.unfinished")
     partial.mkdir(parents=True)
     try:
         storage = MinariStorage.new(partial / "data", seen, actions, jpeg_encoding=False)
@@ -139,11 +139,14 @@ def _opened(where: str) -> Any:
     try:
         if not folder.is_dir():
             return minari.load_dataset(where)
+        folder = folder.absolute()  # Minari joins parts of a path to it
         data = folder / "data" if (folder / "data").is_dir() else folder
         raw = minari.dataset.minari_storage.MinariStorage.read_raw_metadata(data)
         if not {"observation_space", "action_space"} <= raw.keys():
             # Minari would make the environment that the file names to ask it.
             raise UserError(f"{where} does not say what its observations and actions are")
         return minari.MinariDataset(data)
+    except FileNotFoundError:
+        raise UserError(f"no Minari dataset {where!r}: name its folder, or one of `minari list local`") from None
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise UserError(f"{where} is no Minari dataset: {one_line(error)}") from None
