@@ -7,11 +7,11 @@ Settings and what belongs to each were written down before the runs were made; t
 """
 
 import argparse
-import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steadyq.suite.archive import pack
 from steadyq.suite.runs import Run, read_runs
 
 ROOT = Path(__file__).parents[1]
@@ -121,20 +121,11 @@ def main(arguments: list[str] | None = None) -> None:
                     print(f"{case.name}, seed {seed}", flush=True)
                     learn(case, seed, path)
                     (path / "done").touch()
-        ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(ARCHIVE, "w:xz") as archive:
-            for path in sorted(args.runs.glob("*-seed*/*.json*")):
-                archive.add(path, f"sb3/{path.relative_to(args.runs)}", filter=_nobody)
+        pack(args.runs, ARCHIVE, "sb3")
     runs = {run.path.name: run for run in read_runs([ARCHIVE])}
     page = PAGE.read_text()
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     PAGE.write_text(before + BEGIN + table(runs) + END + after)
-
-
-def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    return entry
 
 
 if __name__ == "__main__":

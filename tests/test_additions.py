@@ -28,6 +28,10 @@ ADDITIONS: dict[str, tuple[set[str], set[str]]] = {
         {"SelfPrediction", "spr"},
         {"value/auxiliary.py", "recipe.py", "build.py", "presets.py"},
     ),
+    "CURL": (
+        {"Contrastive", "curl"},
+        {"value/auxiliary.py", "recipe.py", "build.py", "presets.py"},
+    ),
     "IQN": (
         {"Implicit", "implicit", "iqn"},
         {"value/estimators.py", "recipe.py", "build.py", "presets.py"},

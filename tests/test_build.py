@@ -16,7 +16,7 @@ from steadyq.recipe import Recipe
 from steadyq.run.step import Training
 from steadyq.run.writer import begin
 from steadyq.value import acting, regulation
-from steadyq.value.auxiliary import SelfPrediction
+from steadyq.value.auxiliary import Contrastive, SelfPrediction
 from steadyq.value.estimators import Categorical, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.operators import (
     Controlled,
@@ -136,6 +136,7 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"network.kind": "resnet"}, "network", ResNet),
     ({"network.kind": "impala"}, "network", Impala),
     ({"network.kind": "cnn"}, "network", Layered),
+    ({"network.kind": "der"}, "network", Layered),
     ({"network.kind": "layers", "network.layers": ("linear 8",)}, "network", Layered),
     ({"network.kind": "own", "network.factory": f"{__name__}:module"}, "network", ModuleNetwork),
     ({"estimator.kind": "scalar"}, "estimator", Scalar),
@@ -278,6 +279,18 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     assert build.auxiliary_for(BASE) is None
     assert build.network_for(ahead, spec).transition == spec.num_actions
     assert build.ring_for(ahead, spec, torch.device("cpu")).future == build.draw_layout(ahead, spec).future == 3
+    told = {"auxiliary.weight": 0.5, "auxiliary.units": 9, "auxiliary.momentum": 0.8, "auxiliary.shift": 2}
+    apart = BASE.override({"auxiliary.kind": "curl", **told})
+    assert build.auxiliary_for(apart) == Contrastive(0.5, 0.8)
+    assert build.network_for(apart, spec).contrast == 9
+    assert build.network_for(apart, spec).transition == 0
+    assert build.augmentation_for(apart, spec).compared == 2
+    assert build.draw_layout(apart, spec).compared
+    assert build.ring_for(apart, spec, torch.device("cpu")).future == 0
+    assert not build.draw_layout(apart.override({"auxiliary.shift": 0}), spec).compared
+    noisy = BASE.override({"network.noisy": 0.3})
+    assert build.network_for(noisy, spec).noisy == 0.3
+    assert build.draw_layout(noisy, spec).noise == build.ensemble_for(noisy, spec).noise_size > 0
     dormant = {"regulation.trigger": "dormant", "regulation.dormant": 0.3, "regulation.dormant_share": 0.2}
     recycling = BASE.override({**dormant, "regulation.intervention": "recycle"})
     assert build.regulation_for(recycling) == regulation.Regulation(
@@ -291,9 +304,13 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
 
 def test_images_are_augmented_and_nothing_else() -> None:
     cartpole = presets.steady("CartPole-v1", **{"compute.device": "cpu"})
-    for name, value in (("shift", 4), ("intensity", 0.05)):
-        recipe = cartpole.override({f"replay.{name}": value})
-        with pytest.raises(
-            UserError, match=rf"^replay.{name} needs image observations, Gymnasium/CartPole-v1 has shape"
-        ):
+    contrast = {"auxiliary.kind": "curl", "auxiliary.shift": 4}
+    for name, changes in (
+        ("replay.shift", {"replay.shift": 4}),
+        ("replay.intensity", {"replay.intensity": 0.05}),
+        ("auxiliary.shift", contrast),
+    ):
+        recipe = cartpole.override(changes)
+        with pytest.raises(UserError, match=rf"^{name} needs image observations, Gymnasium/CartPole-v1 has shape"):
             everything(recipe)
+    everything(cartpole.override({**contrast, "auxiliary.shift": 0}))

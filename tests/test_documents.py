@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,14 @@ def test_counts_of_faults_and_mutants_are_those_of_the_results(words: tuple[str,
     for part in done.stdout.split("\n\n"):
         assert part.strip() in PROMISES
     assert "not explained" not in PROMISES
+
+
+def test_every_listed_break_and_survivor_still_stands_in_the_source() -> None:
+    listed = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
+    for one in listed["mutant"]:
+        assert (ROOT / "src" / "steadyq" / one["file"]).read_text().count(one["before"]) == 1, one["what"]
+    for one in listed["survivor"]:
+        assert one["before"] in (ROOT / "src" / "steadyq" / one["file"]).read_text(), one
 
 
 def test_links_in_documents_lead_somewhere() -> None:

@@ -140,7 +140,7 @@ WRONG_KIND = [
     ("preset", 3, "preset must be text, got 3"),
     ("replay", 3, "replay is a section: set one of its fields, such as replay.capacity"),
     ("operator.kind", "contolled", "operator.kind cannot be 'contolled': did you mean 'controlled'?"),
-    ("auxiliary.kind", "xyz", "auxiliary.kind cannot be 'xyz': choose one of none, spr"),
+    ("auxiliary.kind", "xyz", "auxiliary.kind cannot be 'xyz': choose one of curl, none, spr"),
     ("replay.ration", 2, "unknown option replay.ration: did you mean 'ratio'?"),
     ("replai.ratio", 2, "unknown option replai: did you mean 'replay'?"),
     ("protocol.stickey", 0.1, "unknown option protocol.stickey: did you mean 'sticky'?"),
@@ -233,6 +233,23 @@ CROSSINGS = [
         "ensemble.prior 2 contradicts auxiliary.kind spr: a prior has no latent to predict",
     ),
     (
+        {"ensemble.prior": 2.0, "network.noisy": 0.5},
+        "ensemble.prior 2 contradicts network.noisy 0.5: a prior must not change",
+    ),
+    (
+        {"network.kind": "own", "network.factory": "a:b", "network.noisy": 0.5},
+        "network.noisy 0.5 contradicts network.kind own: only resnet and impala and minatar and cnn and der and mlp "
+        "and layers has it",
+    ),
+    (
+        {"auxiliary.kind": "curl", "replay.batch": 1},
+        "auxiliary.kind curl contradicts replay.batch 1: it tells a batch's states apart (make it at least 2)",
+    ),
+    (
+        {"auxiliary.kind": "curl", "auxiliary.steps": 3},
+        "auxiliary.steps 3 contradicts auxiliary.kind curl: only spr has it",
+    ),
+    (
         {"regulation.trigger": "verdict", "monitor.every": 0},
         "regulation.trigger verdict contradicts monitor.every 0: the monitor must measure to find anything",
     ),
@@ -278,6 +295,10 @@ AXES = {
     "rem": ("rem", "scalar", 4, "member", "all", "spike", "none"),
     "tqc_discrete": ("tqc", "quantile", 5, "mean", "all", "spike", "none"),
     "bootstrapped_dqn": ("double", "scalar", 10, "member", "all", "spike", "none"),
+    "rainbow": ("double", "categorical", 1, "mean", "all", "spike", "none"),
+    "der": ("double", "categorical", 1, "mean", "all", "spike", "none"),
+    "curl": ("double", "categorical", 1, "mean", "all", "spike", "none"),
+    "spr": ("double", "categorical", 1, "mean", "all", "spike", "none"),
     "sunrise": ("double", "categorical", 5, "optimistic", "all", "spike", "none"),
     "drq": ("double", "scalar", 1, "mean", "all", "spike", "none"),
     "sr_spr": ("double", "categorical", 1, "mean", "all", "periodic", "shrink_perturb"),
@@ -298,7 +319,7 @@ def test_a_preset_is_its_point_on_the_axes(preset: str) -> None:
     )  # fmt: skip
     if preset != "steady":
         assert recipe.operator.ceiling == "none"
-    if preset not in ("steady", "swift", "bbf", "sr_spr", "sunrise"):
+    if preset not in ("steady", "swift", "bbf", "spr", "sr_spr", "sunrise", "rainbow", "der", "curl"):
         assert recipe.replay.alpha == 0
 
 
@@ -306,6 +327,30 @@ def test_the_published_numbers_of_the_neighbours() -> None:
     c51, redo = recipe_for("c51", "Atari/Alien").estimator, recipe_for("redo", "Atari/Alien").regulation
     assert (c51.atoms, c51.low, c51.high) == (51, -10.0, 10.0)
     assert (redo.dormant, redo.dormant_share, redo.every, redo.target) == (0.1, 0.0, 1000, "keep")
+    expected = {
+        # network, hidden, noise, n, updates a step, warm-up, rate, copies, epsilon
+        "rainbow": ("cnn", (512,), 0.5, 3, 1, 1600, 6.25e-5, 2000, 0.0),
+        "der": ("der", (512,), 0.1, 20, 1, 1600, 1e-4, 2000, 0.0),
+        "curl": ("der", (512,), 0.1, 20, 1, 1600, 1e-4, 2000, 0.0),
+        "sunrise": ("der", (512,), 0.1, 20, 1, 1600, 1e-4, 2000, 0.0),
+        "spr": ("cnn", (512,), 0.5, 10, 2, 2000, 1e-4, 1, "1 -> 0 linear 2001 steps"),
+    }
+    for preset, numbers in expected.items():
+        for scale in ("small", "paper"):
+            recipe = recipe_for(preset, "Atari/Alien", scale)
+            network, replay, optim = recipe.network, recipe.replay, recipe.optim
+            assert numbers == (
+                network.kind, network.hidden, network.noisy, replay.n_step, replay.ratio, replay.warmup, optim.rate,
+                optim.hard_copy_every, recipe.explore.epsilon,
+            )  # fmt: skip
+            assert (replay.alpha, replay.beta, optim.epsilon, optim.clip) == (0.5, 0.4, 1.5e-4, 10)
+            assert network.dueling
+    auxiliary = recipe_for("curl", "Atari/Alien").auxiliary
+    assert (auxiliary.weight, auxiliary.units, auxiliary.momentum, auxiliary.shift) == (1.0, 128, 0.999, 4)
+    assert (recipe_for("spr", "Atari/Alien").auxiliary.steps, recipe_for("spr", "Atari/Alien").auxiliary.weight) == (
+        5,
+        5,
+    )
 
 
 def test_every_preset_is_listed_and_documented() -> None:

@@ -30,7 +30,7 @@ from steadyq.nets import (
 )
 from steadyq.nets.encoders import Convolutional
 from steadyq.nets.forms import Form, best_form, check
-from steadyq.nets.layered import cnn
+from steadyq.nets.layered import cnn, data_efficient
 from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import Augmentation
@@ -38,7 +38,7 @@ from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value import acting
-from steadyq.value.auxiliary import Auxiliary, SelfPrediction
+from steadyq.value.auxiliary import Auxiliary, Contrastive, SelfPrediction
 from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar
 from steadyq.value.learner import Learner, Settings
 from steadyq.value.operators import (
@@ -133,7 +133,9 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
         dueling=section.dueling,
         norm=section.norm,
         initial=section.initial,
-        transition=0 if auxiliary_for(recipe) is None else spec.num_actions,
+        transition=spec.num_actions if recipe.auxiliary.kind == "spr" else 0,
+        contrast=recipe.auxiliary.units if recipe.auxiliary.kind == "curl" else 0,
+        noisy=section.noisy,
         cosines=recipe.estimator.cosines if recipe.estimator.kind == "implicit" else 0,
     )
     if isinstance(network, Convolutional):
@@ -181,6 +183,9 @@ def _network_for(recipe: Recipe, spec: EnvSpec) -> ResNet | Impala | MinAtarNet 
         case "cnn":
             image = _image(recipe, spec)
             return Layered(image, outputs, cnn(image, section.hidden[0]))
+        case "der":
+            image = _image(recipe, spec)
+            return Layered(image, outputs, data_efficient(image, section.hidden[0]))
         case "own":
             raise AssertionError("a factory's network is built by it")
         case "minatar":
@@ -251,6 +256,8 @@ def auxiliary_for(recipe: Recipe) -> Auxiliary | None:
             return None
         case "spr":
             return SelfPrediction(section.steps, section.weight)
+        case "curl":
+            return Contrastive(section.weight, section.momentum)
     assert_never(section.kind)
 
 
@@ -307,10 +314,11 @@ def acting_for(recipe: Recipe, *, training: bool) -> acting.Acting:
 
 def augmentation_for(recipe: Recipe, spec: EnvSpec) -> Augmentation:
     """What is done to sampled images."""
-    found = Augmentation(recipe.replay.shift, recipe.replay.intensity)
-    if found.active and len(spec.observation_shape) != 3:
-        name = "shift" if found.shift else "intensity"
-        raise UserError(f"replay.{name} needs image observations, {recipe.env} has shape {spec.observation_shape}")
+    found = Augmentation(recipe.replay.shift, recipe.replay.intensity, recipe.auxiliary.compared)
+    wanted = {"replay.shift": found.shift, "replay.intensity": found.intensity, "auxiliary.shift": found.compared}
+    name = next((name for name, value in wanted.items() if value), "")
+    if name and len(spec.observation_shape) != 3:
+        raise UserError(f"{name} needs image observations, {recipe.env} has shape {spec.observation_shape}")
     return found
 
 
@@ -323,6 +331,8 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
         augmented=augmentation_for(recipe, spec).active,
         future=recipe.auxiliary.future,
         samples=recipe.estimator.samples if recipe.estimator.kind == "implicit" else 0,
+        noise=ensemble_for(recipe, spec).noise_size if recipe.network.noisy else 0,
+        compared=recipe.auxiliary.compared > 0,
     )
 
 
@@ -369,7 +379,12 @@ def computing(ensemble: Ensemble, device: torch.device) -> dict[str, str]:
 
 
 def learner_for(
-    recipe: Recipe, spec: EnvSpec, generator: torch.Generator, device: torch.device, members: int | None = None
+    recipe: Recipe,
+    spec: EnvSpec,
+    generator: torch.Generator,
+    device: torch.device,
+    members: int | None = None,
+    kind: type[Learner] = Learner,
 ) -> Learner:
     """The learning step with freshly drawn parameters, of all members or as many as are given."""
     optim = recipe.optim
@@ -385,7 +400,7 @@ def learner_for(
         unit_steps=recipe.regulation.intervention in ("recycle", "answer"),
     )
     axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
-    return Learner(*axes, settings, generator, device, auxiliary_for(recipe))
+    return kind(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
 def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
@@ -401,7 +416,8 @@ def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
     device = device_for(recipe)
     have = memory(device)
     weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
-    if (size := 4 * (COPIES + recipe.operator.snapshots - 1) * weights) > have:
+    copies = COPIES + recipe.operator.snapshots - 1 + int(recipe.auxiliary.kind == "curl")
+    if (size := 4 * copies * weights) > have:
         raise UserError(
             f"{recipe.ensemble.members} networks of {weights // recipe.ensemble.members:,} parameters take "
             f"{size / 1e9:,.1f} GB in training, {device} has {have / 1e9:,.1f}: make them smaller or fewer"

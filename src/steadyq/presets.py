@@ -4,7 +4,9 @@ Sources: [paper] printed in the paper's tables (l.1104 Atari, l.1320 Procgen); [
 is argued in docs/architecture.md; [ours] chosen here for a CPU or one small GPU, not swept; [BBF] the authors'
 configuration (google-research/bigger_better_faster, `configs/BBF.gin`), [SR-SPR] and [DrQ] those beside it; [REM]
 google-research/batch_rl, `online/configs/rem.gin`; [TQC] SamsungLabs/tqc_pytorch; [SUNRISE] pokaxpoka/sunrise,
-`Atari_Rainbow`; [bsuite] google-deepmind/bsuite, `boot_dqn`. A name with a year is the paper itself.
+`Atari_Rainbow`; [bsuite] google-deepmind/bsuite, `boot_dqn`; [Rainbow] Kaixhin/Rainbow, `main.py`, [DER] its README's
+options for data-efficient Rainbow; [SPR] mila-iqia/spr, `scripts/run.py` and `src/utils.py`; [CURL]
+aravindsrinivas/curl_rainbow, `main.py` and `agent.py`. A name with a year is the paper itself.
 """
 
 import math
@@ -157,23 +159,67 @@ def tqc_discrete(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 
 def sunrise(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
-    """SUNRISE: five networks of Rainbow but for noise; what they disagree on weighs less, and is tried more."""
-    base = _single(_base("sunrise", env, scale), operator="double", estimator="categorical")
+    """SUNRISE: five networks of data-efficient Rainbow; what they disagree on weighs less, and is tried more."""
+    ensemble = EnsembleSection(
+        members=5,  # [SUNRISE] num-ensemble
+        act="optimistic",  # [SUNRISE] ucb-infer
+        bonus=1.0,  # [ours] its script takes the number as an argument
+        certainty=10.0,  # [ours] the same, temperature
+    )
+    base = der(env, scale)  # [SUNRISE] `scripts/run_sunrise.sh` has all of its numbers
+    return _finish(replace(base, preset="sunrise", ensemble=ensemble), changes)
+
+
+def rainbow(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """Rainbow: C51 that is double, dueling, prioritised, three-step, and explores by noise in its weights."""
+    base = _single(_base("rainbow", env, scale), operator="double", estimator="categorical")
+    nature = NetworkSection(kind="cnn", hidden=(512,))  # [Rainbow] canonical, hidden-size
+    base = _noisy(base, nature, spread=0.5, n=3)  # [Hessel et al. 2018] sigma_0, n
+    atari = base.protocol.name.startswith("atari")
+    rate = 6.25e-5 if atari else base.optim.rate  # [Hessel et al. 2018]
+    return _finish(replace(base, optim=replace(base.optim, rate=rate)), changes)
+
+
+def der(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """Data-efficient Rainbow: Rainbow with a smaller network, 20-step returns and an update a step."""
+    base = _single(_base("der", env, scale), operator="double", estimator="categorical")
+    small = NetworkSection(kind="der", hidden=(512,))  # [DER] data-efficient; hidden-size 256 for each of two streams
+    return _finish(_noisy(base, small, spread=0.1, n=20), changes)  # [DER] noisy-std, multi-step
+
+
+def curl(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """CURL: data-efficient Rainbow whose encoder also learns to tell states apart by two views of each."""
+    base = der(env, scale)
+    auxiliary = AuxiliarySection(
+        kind="curl",
+        weight=1.0,  # [CURL] coeff, there 0.01 on four games
+        units=128,  # [CURL]
+        momentum=0.999,  # [CURL]
+        shift=4 if base.network.kind == "der" else 0,  # [CURL] a crop of 80 pixels, padded by 4, another of 84
+    )
+    return _finish(replace(base, preset="curl", auxiliary=auxiliary), changes)
+
+
+def spr(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
+    """SPR: Rainbow that predicts its own latents, from augmented images, without a target network."""
+    base = _single(_base("spr", env, scale), operator="double", estimator="categorical")
+    nature = NetworkSection(kind="cnn", hidden=(512,), renormalise=True)  # [SPR] dqn-hidden-size 256 of two streams
+    base = _noisy(base, nature, spread=0.5, n=10)  # [SPR] noisy-nets-std, n-step
+    atari = base.protocol.name.startswith("atari")
     recipe = replace(
         base,
-        network=replace(base.network, dueling=True),  # [SUNRISE]
-        ensemble=EnsembleSection(
-            members=5,  # [SUNRISE] num-ensemble
-            act="optimistic",  # [SUNRISE] ucb-infer
-            bonus=1.0,  # [ours] its script takes the number as an argument
-            certainty=10.0,  # [ours] the same, temperature
-        ),
+        auxiliary=AuxiliarySection(kind="spr", steps=5, weight=5.0),  # [SPR] jumps, model-spr-weight
         replay=replace(
             base.replay,
-            n_step=20,  # [SUNRISE] multi-step
-            alpha=0.5,  # [SUNRISE] priority-exponent
-            beta=0.4,  # [SUNRISE] priority-weight, there raised to 1
-            warmup=max(base.replay.warmup, 20 * base.protocol.lanes),
+            ratio=1 if base.protocol.name.startswith("procgen") else 2,  # [SPR] replay-ratio 64 of batches of 32
+            shift=4 if atari else 0,  # [SPR]
+            intensity=0.05 if atari else 0.0,  # [SPR]
+            warmup=2000 if atari else base.replay.warmup,  # [SPR] min-steps-learn
+        ),
+        optim=replace(base.optim, hard_copy_every=1),  # [SPR] target-update-interval 1, momentum-tau 1
+        explore=replace(
+            base.explore,
+            epsilon="1 -> 0 linear 2001 steps" if atari else base.explore.epsilon,  # [SPR] eps-steps
         ),
     )
     return _finish(recipe, changes)
@@ -235,13 +281,16 @@ def sr_spr(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DrQ(eps): Double DQN with dueling outputs, ten-step returns and images shifted at random, no target network."""
-    base = _single(_base("drq", env, scale), operator="double", estimator="scalar")
+    base = _unfired(_single(_base("drq", env, scale), operator="double", estimator="scalar"))
     atari = base.protocol.name.startswith("atari")
+    # Its small gradients beside Adam's epsilon: drawn as PyTorch draws, weights learn five times as slowly.
+    small = NetworkSection(kind="cnn", hidden=(512,), initial="xavier")  # [DrQ]
     recipe = replace(
         base,
-        network=replace(NetworkSection(kind="cnn", hidden=(512,)) if atari else base.network, dueling=True),  # [DrQ]
+        network=replace(small if atari else base.network, dueling=True),  # [DrQ]
         replay=replace(
             base.replay,
+            ratio=1 if atari else base.replay.ratio,  # [DrQ] replay_ratio 32 of batches of 32
             n_step=10,  # [DrQ] update_horizon
             shift=4 if atari else 0,  # [DrQ]
             intensity=0.05 if atari else 0.0,  # [DrQ] as its code augments
@@ -256,8 +305,41 @@ def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     return _finish(recipe, changes)
 
 
+def _noisy(base: Recipe, network: NetworkSection, *, spread: float, n: int) -> Recipe:
+    """What Rainbow and its descendants share beside the axes; on Atari also a network and a pace of their own."""
+    base = _unfired(base)
+    atari, lanes = base.protocol.name.startswith("atari"), base.protocol.lanes
+    return replace(
+        base,
+        network=replace(network if atari else base.network, dueling=True, noisy=spread),
+        replay=replace(
+            base.replay,
+            n_step=n,
+            alpha=0.5,  # [Rainbow] priority-exponent
+            beta=0.4,  # [Rainbow] priority-weight, there raised to 1
+            ratio=1 if atari else base.replay.ratio,  # [DER] replay-frequency; [Rainbow] an update every 4 steps
+            warmup=1600 if atari else max(base.replay.warmup, n * lanes),  # [DER] learn-start; [Rainbow] 20,000
+        ),
+        optim=replace(
+            base.optim,
+            epsilon=1.5e-4,  # [Rainbow] adam-eps
+            clip=10.0,  # [Rainbow] norm-clip
+            hard_copy_every=2000 if atari else 0,  # [DER] target-update; [Rainbow] 8,000 steps, 2,000 updates
+        ),
+        explore=replace(base.explore, epsilon=0.0 if atari else base.explore.epsilon),  # [Rainbow] noise explores
+    )
+
+
+def _unfired(base: Recipe) -> Recipe:
+    """Atari as Dopamine plays it, and with it agents from Rainbow to BBF: nobody presses FIRE for them."""
+    if not base.protocol.name.startswith("atari"):
+        return base
+    return replace(base, protocol=replace(base.protocol, fire_reset=False))
+
+
 def _cycled(base: Recipe) -> Recipe:
     """BBF's cycles: resets, and n-step and discount annealed after each; augmentation; the target networks act."""
+    base = _unfired(base)
     family, lanes = base.protocol.name.split("-")[0], base.protocol.lanes
     atari, ratio = family == "atari", 1 if family == "procgen" else 2  # [BBF] 2
     cycle = max(1, base.steps // (lanes * base.replay.every) * ratio // 5)  # [BBF] 40,000 of 200,000 updates
@@ -304,9 +386,13 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
     "rem": rem,
     "tqc_discrete": tqc_discrete,
     "bootstrapped_dqn": bootstrapped_dqn,
+    "rainbow": rainbow,
+    "der": der,
     "sunrise": sunrise,
+    "curl": curl,
     "redo": redo,
     "drq": drq,
+    "spr": spr,
     "sr_spr": sr_spr,
     "swift": swift,
     "bbf": bbf,
@@ -359,6 +445,7 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([recipe.auxiliary.kind] if recipe.auxiliary.kind != "none" else []),
         *([f"{recipe.network.kind} network"] if recipe.network.kind != "resnet" else []),
         *(["dueling"] if recipe.network.dueling else []),
+        *([f"noisy {recipe.network.noisy:g}"] if recipe.network.noisy else []),
         *([f"target copied every {recipe.optim.hard_copy_every}"] if recipe.optim.hard_copy_every else []),
         *(["target acts"] if recipe.explore.act_with == "target" else []),
     ]

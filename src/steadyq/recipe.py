@@ -44,9 +44,10 @@ class Upgraded(UserWarning):
 class NetworkSection:
     """What approximates the values of one member."""
 
-    kind: Literal["resnet", "impala", "minatar", "cnn", "mlp", "layers", "own"] = "resnet"
+    kind: Literal["resnet", "impala", "minatar", "cnn", "der", "mlp", "layers", "own"] = "resnet"
     """resnet: the paper's encoder; impala: that of IMPALA and BBF; minatar: one convolution and one hidden layer; cnn:
-    three convolutions, for images on a CPU; mlp: fully connected; layers: as `layers` describes; own: `factory`'s.
+    DQN's three convolutions; der: data-efficient Rainbow's two; mlp: fully connected; layers: as `layers` describes;
+    own: `factory`'s.
     """
     scale: int = 4
     """Width factor s of the resnet: channels 8s, 16s, 32s, 64s."""
@@ -57,11 +58,15 @@ class NetworkSection:
     channels: int = 16
     """Channels of the minatar convolution."""
     hidden: tuple[int, ...] = (128,)
-    """Hidden layers of the mlp; the minatar, cnn and impala networks use the first."""
+    """Hidden layers of the mlp; the minatar, cnn, der and impala networks use the first."""
     width: int = 4
     """Width factor of the impala encoder: channels 16, 32 and 32 times it."""
     dueling: bool = False
     """Values and advantages from layers of their own, joined as V + A - mean A."""
+    noisy: float = 0.0
+    """Noise in the weights of the hidden layer and the outputs, drawn anew for each update and each step and learned
+    (NoisyNet): it begins at this over the root of a layer's inputs; 0 for none. Evaluation has none.
+    """
     norm: Literal["none", "layer"] = "none"
     """layer: LayerNorm after every layer but shortcuts and outputs, over all features of a sample."""
     pooling: Literal["flatten", "average"] = "flatten"
@@ -82,13 +87,14 @@ class NetworkSection:
         "head_multiple": ("kind", ("resnet",)),
         "strides": ("kind", ("resnet",)),
         "channels": ("kind", ("minatar",)),
-        "hidden": ("kind", ("minatar", "impala", "cnn", "mlp")),
+        "hidden": ("kind", ("minatar", "impala", "cnn", "der", "mlp")),
         "width": ("kind", ("impala",)),
-        "pooling": ("kind", ("resnet", "impala", "cnn")),
-        "renormalise": ("kind", ("resnet", "impala", "cnn")),
-        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
-        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
-        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "mlp", "layers")),
+        "pooling": ("kind", ("resnet", "impala", "cnn", "der")),
+        "renormalise": ("kind", ("resnet", "impala", "cnn", "der")),
+        "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "noisy": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
         "layers": ("kind", ("layers",)),
         "factory": ("kind", ("own",)),
     }
@@ -99,6 +105,7 @@ class NetworkSection:
         within("network.head_multiple", self.head_multiple, 1)
         within("network.channels", self.channels, 1)
         within("network.width", self.width, 1, 16)
+        within("network.noisy", self.noisy, 0, 100)
         if not self.hidden:
             raise UserError("network.hidden needs at least one layer, for example 128")
         for size in self.hidden:
@@ -259,24 +266,46 @@ class EstimatorSection:
 class AuxiliarySection:
     """A loss beside the values', which asks the encoder for more than they do."""
 
-    kind: Literal["none", "spr"] = "none"
-    """spr: each member predicts what its target network will make of the next observations (SPR)."""
+    kind: Literal["none", "spr", "curl"] = "none"
+    """spr: each member predicts what its target network will make of the next observations (SPR); curl: each tells
+    which of a batch's states it is shown, by what a slower copy of it makes of another view (CURL).
+    """
     steps: int = 5
     """How far it looks ahead."""
     weight: float = 5.0
     """What it is multiplied by."""
+    units: int = 128
+    """Numbers by which curl compares two states."""
+    momentum: float = 0.999
+    """Share of itself that the slower copy keeps in an update."""
+    shift: int = 4
+    """Pixels by which each of the two views is shifted at random, each way; 0 shows the state itself twice."""
 
-    owners: ClassVar[Owners] = {"steps": ("kind", ("spr",)), "weight": ("kind", ("spr",))}
+    owners: ClassVar[Owners] = {
+        "steps": ("kind", ("spr",)),
+        "weight": ("kind", ("spr", "curl")),
+        "units": ("kind", ("curl",)),
+        "momentum": ("kind", ("curl",)),
+        "shift": ("kind", ("curl",)),
+    }
 
     @property
     def future(self) -> int:
         """Steps after a transition that replay must hand out with it."""
-        return 0 if self.kind == "none" else self.steps
+        return self.steps if self.kind == "spr" else 0
+
+    @property
+    def compared(self) -> int:
+        """Pixels by which two views of a state are shifted that are compared."""
+        return self.shift if self.kind == "curl" else 0
 
     def __post_init__(self) -> None:
         """Check ranges, and refuse fields that the kind does not have."""
         within("auxiliary.steps", self.steps, 1, 100)
         within("auxiliary.weight", self.weight, 0)
+        within("auxiliary.units", self.units, 1, 4096)
+        within("auxiliary.momentum", self.momentum, 1e-6, 1)
+        within("auxiliary.shift", self.shift, 0, 64)
         refuse_foreign(self, "auxiliary")
 
 
@@ -714,6 +743,15 @@ def _check_crossing(recipe: Recipe) -> None:
         (
             ensemble.prior > 0 and recipe.auxiliary.kind != "none",
             f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            ensemble.prior > 0 and recipe.network.noisy > 0,
+            f"{prior} contradicts network.noisy {recipe.network.noisy:g}: a prior must not change",
+        ),
+        (
+            recipe.auxiliary.kind == "curl" and recipe.replay.batch < 2,
+            f"auxiliary.kind curl contradicts replay.batch {recipe.replay.batch}: it tells a batch's states apart "
+            f"(make it at least 2)",
         ),
         (
             recipe.regulation.trigger == "verdict" and recipe.monitor.every == 0,

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from steadyq import envs, presets
+from steadyq.bench import every
 from steadyq.bench import run as bench_run
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.deployed import acting_times, agents
+from steadyq.bench.every import EAGER, Eager
 from steadyq.bench.layers import floor_ms
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.run import Bench
@@ -24,10 +28,14 @@ from steadyq.bench.updates import (
     PlainLoop,
     Rates,
     floors,
+    noisy,
     timed_form,
     update_of,
 )
+from steadyq.build import draw_layout, learner_for, ring_for
 from steadyq.nets.layers import Conv
+from steadyq.run.update import Learning
+from steadyq.value.learner import Learner
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -138,6 +146,43 @@ def test_a_clock_is_read_after_warming_up(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("steadyq.bench.clock.wait_for", lambda device: calls.append("waited"))
     assert milliseconds(lambda: calls.append("worked"), CPU, budget=0.01, warm=7) > 0
     assert calls.index("waited") == 7
+
+
+@pytest.mark.parametrize("preset", ["dqn", "steady", "maxmin_dqn", "bbf", "averaged_dqn"])
+def test_the_eager_update_of_a_preset_learns_what_training_learns(preset: str) -> None:
+    """Optimizer, clip and target of each member alone, with and without decay, members that sit out, copied targets."""
+    small = {"network.channels": 4, "network.hidden": (16,), "replay.capacity": 1000, "compute.device": "cpu"}
+    recipe = presets.recipe_for(preset, "MinAtar/Breakout").override(small)
+    spec = envs.spec(recipe.env, recipe.protocol)
+    learned = []
+    for kind, changes in ((Learner, {}), (Eager, EAGER)):
+        torch.manual_seed(0)
+        own = recipe.override(changes)
+        ring = noisy(ring_for(own, spec, CPU), spec, own.replay.capacity)
+        learner = learner_for(own, spec, torch.Generator().manual_seed(0), CPU, kind=kind)
+        update = every.update_of(own, spec, Learning(learner, ring, draw_layout(own, spec)), captured=kind is Learner)
+        for _ in range(3):
+            update()
+        learned.append(learner)
+    ours, eager = learned
+    for name, p in ours.online.items():
+        torch.testing.assert_close(p, eager.online[name], rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(ours.target[name], eager.target[name], rtol=1e-4, atol=2e-6)
+
+
+def test_every_preset_is_timed_at_its_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"network.channels": 4, "network.hidden": (16,), "replay.capacity": 1000, "compute.device": "cpu"}
+    made = presets.recipe_for
+    monkeypatch.setattr(presets, "recipe_for", lambda name, env: made(name, env).override(small))
+    monkeypatch.setattr(bench_run, "TIMED_ON", "MinAtar/Breakout")
+    monkeypatch.setattr(bench_run, "preset_times", partial(every.preset_times, budget=0.001))
+    found = Bench(Console(width=100))
+    found.presets()
+    rows = found.results["presets"]
+    assert [row["preset"] for row in rows] == list(presets.PRESETS)
+    assert min(min(row["update_ms"], row["eager_ms"]) for row in rows) > 0
+    (sheet,) = sheets({"presets": [rows[0] | {"update_ms": 2.0, "eager_ms": 9.0, "updates": 100_000}]})
+    assert "| steady | minatar | 4 | 2.00 | 9.0 | 4.5 | 100,000 | 3.3 |" in sheet.markdown()
 
 
 def test_other_libraries_are_timed_on_the_same_network() -> None:

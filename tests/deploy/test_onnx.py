@@ -52,6 +52,8 @@ AGENTS = {
     ),
     "categorical": short("c51", "CartPole-v1", **{"ensemble.members": 1, "network.dueling": True}),
     "implicit": short("iqn", "CartPole-v1", **{"ensemble.members": 1}),
+    "noisy": short("sunrise", "CartPole-v1"),
+    "contrast": short("curl", "CartPole-v1", **{"ensemble.members": 1}),
     "prior": short("bootstrapped_dqn", "CartPole-v1"),
     "discrete": short("dqn", "FrozenLake-v1", **{"ensemble.members": 1}),
 }  # fmt: skip

@@ -225,6 +225,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "resnet, all options": (ResNet((2, 3, 3), ACTIONS * ATOMS, 1, 4, (2, 2, 1, 1), **OPTIONS), (2, 3, 3)),
     "impala as BBF": (Impala((2, 5, 4), ACTIONS * ATOMS, 1, 4, **BBF), (2, 5, 4)),
     "impala, all options": (Impala((2, 3, 4), ACTIONS * ATOMS, 1, 4, **OPTIONS), (2, 3, 4)),
+    "impala, noisy": (Impala((2, 3, 4), ACTIONS * ATOMS, 1, 4, noisy=0.5, **BBF), (2, 3, 4)),
     "minatar": (MinAtarNet((2, 5, 5), ACTIONS * ATOMS, 4, 6, norm="layer"), (2, 5, 5)),
     "mlp": (MLP((4,), ACTIONS * ATOMS, (6, 5), norm="layer"), (4,)),
 }
@@ -238,6 +239,7 @@ def test_networks_through_the_kernels_equal_the_loop_whole_and_piece_by_piece(na
     generator = torch.Generator().manual_seed(0)
     params = ensemble.initial(generator)
     x, pull = torch.randn(2, *shape, generator=generator), torch.randn(2, 2, ACTIONS, ATOMS, generator=generator)
+    noise = torch.randn(2, ensemble.noise_size, generator=generator)
     found = []
     for form, around in (
         ("loop", None),
@@ -245,7 +247,7 @@ def test_networks_through_the_kernels_equal_the_loop_whole_and_piece_by_piece(na
         *[("kernels", lambda run: run)] * (name == "impala as BBF"),
     ):
         leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
-        z = replace(ensemble, form=form).forward(leaves, x, around)
+        z = replace(ensemble, form=form).forward(leaves, x, around, noise=noise)
         found.append((z, torch.autograd.grad((z * pull).sum(), list(leaves.values()))))
     for z, gradient in found[1:]:
         close(z, found[0][0], 1e-5)

@@ -30,10 +30,15 @@ SMALL: dict[str, Any] = {
     "compute.threads": 1,
     "compute.device": "cpu",
 }
-IMAGES = {"network.scale": 1, "network.head_multiple": 2, "protocol.max_frames": 120}
+IMAGES = {
+    "network.scale": 1,
+    "network.head_multiple": 2,
+    "network.strides": (2, 2, 2, 2),
+    "protocol.max_frames": 120,
+}
 BACKENDS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "CartPole": ("CartPole-v1", 240, {"network.hidden": (8,)}),
-    "MinAtar": ("MinAtar/Breakout", 240, {"network.hidden": (8,), "network.channels": 2}),
+    "CartPole": ("CartPole-v1", 160, {"network.hidden": (8,)}),
+    "MinAtar": ("MinAtar/Breakout", 160, {"network.hidden": (8,), "network.channels": 2}),
     "Atari": ("Atari/Breakout", 120, IMAGES),
     "Procgen": ("Procgen/CoinRun", 120, {**IMAGES, "protocol.lanes": 4, "protocol.max_frames": 40}),
 }

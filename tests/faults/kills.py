@@ -178,7 +178,7 @@ SWEEP = f"""
 games = ["CartPole-v1"]
 seeds = 3
 [settings]
-steps = 3000
+steps = 800
 network.hidden = [8]
 record.checkpoint_every = 100
 {chr(10).join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())}

@@ -1,25 +1,13 @@
 """docs/diagnose.md is what the study writes from the stored runs, and its verdicts are what it claims."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import ROOT, script
 
 from steadyq.suite.runs import read_runs
 
-ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "results" / "diagnose.tar.xz"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"study_{name}", ROOT / "experiments" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,27 @@ def test_a_recipe_builds_every_network_with_its_options() -> None:
     assert built("MinAtar/Breakout", **options) == MinAtarNet((4, 10, 10), 3 * K, **more)
     assert built("CartPole-v1", **options) == MLP((4,), 2 * K, (128, 128), **more)
     assert built("CartPole-v1") == MLP((4,), 2 * K, atoms=K)
+    assert built("CartPole-v1", noisy=0.4).noisy == 0.4
+
+
+def test_the_encoders_of_dqn_and_of_data_efficient_rainbow() -> None:
+    """Layer by layer as Mnih et al. 2015 and van Hasselt et al. 2019 have them; smaller images get smaller ones."""
+    nature = built("Atari/Breakout", kind="cnn", hidden=(512,), dueling=True)
+    assert {name: (layer.weight_shape, layer.written) for name, layer in nature.body.items()} == {
+        "conv1": ((32, 4, 8, 8), 32 * 20 * 20),
+        "conv2": ((64, 32, 4, 4), 64 * 9 * 9),
+        "conv3": ((64, 64, 3, 3), 64 * 7 * 7),
+        "fc1": ((512, 3136), 512),
+    }
+    small = built("Atari/Breakout", kind="der", hidden=(256,), dueling=True, noisy=0.1)
+    assert {name: (layer.weight_shape, layer.written) for name, layer in small.body.items()} == {
+        "conv1": ((32, 4, 5, 5), 32 * 16 * 16),
+        "conv2": ((64, 32, 5, 5), 64 * 3 * 3),
+        "fc1": ((256, 576), 256),
+    }
+    assert list(small.layers)[3:] == ["value", "advantage", "fc1.sigma", "value.sigma", "advantage.sigma"]
+    tiny = built("MinAtar/Breakout", kind="der", hidden=(8,))
+    assert [layer.weight_shape for layer in tiny.body.values()] == [(32, 4, 3, 3), (64, 32, 3, 3), (8, 64 * 3 * 3)]
 
 
 def test_options_that_a_network_does_not_have_are_refused() -> None:

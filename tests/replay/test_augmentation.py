@@ -80,7 +80,7 @@ def test_the_future_has_views_of_its_own() -> None:
     assert seen.action is future.action
     assert seen.known is future.known
     drawn = Augmentation(shift=2, intensity=0.1).draw(8, np.random.default_rng(0), future=2)
-    assert [np.shape(part) for part in drawn.values()] == [(4, 8, 2), (4, 8)]
+    assert [np.shape(part) for part in drawn.values()] == [(4, 8, 2), (4, 8), ()]
 
 
 def test_a_draw_without_views_leaves_the_batch_alone() -> None:
@@ -108,7 +108,7 @@ def test_draws_stay_within_their_bounds_and_reach_them() -> None:
 def test_each_kind_works_alone_and_none_draws_nothing() -> None:
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    assert Augmentation().draw(8, rng) == {"shift": 0, "intensity": 1.0}
+    assert Augmentation().draw(8, rng) == {"shift": 0, "intensity": 1.0, "views": 0}
     assert rng.bit_generator.state == before  # runs without it keep their random stream
     assert not Augmentation().active
     only_shift, only_intensity = Augmentation(shift=2), Augmentation(intensity=0.1)
@@ -116,3 +116,19 @@ def test_each_kind_works_alone_and_none_draws_nothing() -> None:
     assert only_intensity.active
     assert (np.asarray(only_shift.draw(8, rng)["intensity"]) == 1).all()
     assert not np.asarray(only_intensity.draw(8, rng)["shift"]).any()
+
+
+def test_views_to_compare_are_two_more_looks_at_s_by_shifts_of_their_own() -> None:
+    layout, batch = DrawLayout(1, 2, compared=True), batch_of(torch.tensor(IMAGE).expand(2, 1, 3, 3).to(torch.uint8))
+    seen = augmented(batch, layout.plain(views=[[[1, 0], [0, 0]], [[0, 1], [-1, 0]]]))
+    assert seen.views is not None
+    assert seen.views[:, :, 0].tolist() == [[SHIFTED[1, 0], IMAGE], [SHIFTED[0, 1], SHIFTED[-1, 0]]]
+    assert seen.observation is batch.observation  # values are learned from what was sampled
+    alone = Augmentation(compared=2)
+    assert not alone.active
+    drawn = alone.draw(5000, np.random.default_rng(0))
+    views = np.asarray(drawn["views"])
+    assert views.shape == (2, 5000, 2)
+    assert np.unique(views).tolist() == [-2, -1, 0, 1, 2]
+    assert np.corrcoef(views[0].ravel(), views[1].ravel())[0, 1] == pytest.approx(0, abs=0.05)
+    assert (drawn["shift"], drawn["intensity"]) == (0, 1.0)

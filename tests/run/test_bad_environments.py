@@ -23,11 +23,14 @@ pytestmark = pytest.mark.environments
 SMALL = {
     "ensemble.members": 2,
     "network.hidden": (16,),
+    "estimator.quantiles": 5,
     "replay.warmup": 64,
+    "replay.batch": 8,
     "record.tensorboard": False,
     "record.every": 50,
     "record.checkpoint_every": 100,
     "monitor.every": 50,
+    "monitor.batch": 16,
     "evaluation.episodes": 2,
     "evaluation.random_episodes": 1,
 }

@@ -92,6 +92,7 @@ SMALLEST = {
     "resnet": {"network.scale": 1, "network.head_multiple": 4, "network.strides": (2, 2, 2, 2)},
     "impala": {"network.width": 1, "network.hidden": (8,)},
     "cnn": {"network.hidden": (8,)},
+    "der": {"network.hidden": (8,)},
 }
 
 
@@ -148,23 +149,30 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
     first = learners[0]
     operator, estimator = first.operator, first.estimator
 
+    def noise_of(one: Learner, whose: int) -> torch.Tensor:
+        i = next(i for i, each in enumerate(learners) if each is one)
+        return draw.noise[whose, i : i + 1]
+
     def together(values: Callable[[Learner], Values]) -> Values:
         z = torch.cat([values(one).z for one in learners])
         return Values(z, estimator.q(z))
 
     with torch.no_grad():
         after, taus = batch.next_observation, draw.taus[1]
-        online = together(lambda one: one.values(one.online, after, taus))
-        target = together(lambda one: one.target_values(after, taus))
+        online = together(lambda one: one.values(one.online, after, taus, noise_of(one, 0)))
+        target = together(lambda one: one.target_values(after, taus, noise_of(one, 1)))
         z_next = operator(online, target, batch, draw)
         reward = batch.reward
         if operator.reads_here:
-            reward = reward + operator.bonus(together(lambda one: one.target_values(batch.observation, taus)), batch)
+            here = together(lambda one: one.target_values(batch.observation, taus, noise_of(one, 1)))
+            reward = reward + operator.bonus(here, batch)
         y = estimator.backup(z_next, reward, batch.discount, first.ceiling)
         weight = first.weight(z_next, batch)
     leaves = [{name: p.detach().requires_grad_() for name, p in one.online.items()} for one in learners]
     apart = [
-        take(one.ensemble.forward(own, batch.observation, taus=draw.taus[0]), batch.action[None])
+        take(
+            one.ensemble.forward(own, batch.observation, taus=draw.taus[0], noise=noise_of(one, 0)), batch.action[None]
+        )
         for one, own in zip(learners, leaves, strict=True)
     ]
     taken = operator.blend(torch.cat(apart), draw)
@@ -173,7 +181,7 @@ def update_apart(learners: list[Learner], batch: Batch, draw: Draw) -> torch.Ten
     loss = (weight * (each * keep[: len(each)]).sum(0)).mean()
     for i, (one, own) in enumerate(zip(learners, leaves, strict=True)):
         if one.auxiliary is not None:
-            goal = one.auxiliary.goal(one.ensemble, one.target, batch)
+            goal = one.auxiliary.goal(one.ensemble, one.slow or one.target, batch)
             _, predicted = one.auxiliary.predict(one.ensemble, own, batch)
             ahead = one.auxiliary.loss(predicted, goal, batch)[0]
             loss = loss + one.auxiliary.weight * (weight * ahead * keep[i]).mean()
@@ -202,6 +210,10 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
                 one.online[name].copy_(stacked.online[name][i : i + 1])
                 one.target[name].copy_(p[i : i + 1])
                 one.older[name].copy_(stacked.older[name][i::members])
+                if stacked.slow:
+                    one.slow[name].copy_(p[i : i + 1])
+            if stacked.slow:
+                stacked.slow[name].copy_(p)
     draws, rng = Draws(recipe, spec), np.random.default_rng(0)
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
@@ -226,6 +238,7 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
                 (stacked.adam.first, one.adam.first),
                 (stacked.adam.second, one.adam.second),
                 (stacked.adam.step, one.adam.step),
+                *([(stacked.slow, one.slow)] if stacked.slow else []),
             ):
                 torch.testing.assert_close(
                     ours[name][i], others[name][0], rtol=1e-4, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}"

@@ -159,6 +159,32 @@ RECIPES = {
             "regulation.last": 0,
         }
     ),
+    "CartPole, noisy, spikes": cartpole(**{"network.noisy": 0.5, "protocol.lanes": 2, "explore.epsilon": 0.0}),
+    "CartPole, sunrise, recycled": presets.sunrise("CartPole-v1").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.hidden": (16, 16),
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "dormant",
+            "regulation.intervention": "recycle",
+            "regulation.dormant": 0.5,
+        }
+    ),
+    "MinAtar, curl, scheduled resets": presets.curl("MinAtar/Breakout").override(
+        {
+            **SCALAR,
+            "steps": 300,
+            "network.channels": 4,
+            "network.hidden": (16,),
+            "auxiliary.shift": 1,
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "periodic",
+            "regulation.intervention": "shrink_perturb",
+            "regulation.period": 30,
+            "regulation.target": "own",
+        }
+    ),
     "MinAtar, sticky": minatar(),
     "Atari": atari(),
 }
@@ -918,3 +944,42 @@ def test_the_networks_that_the_recipe_names_act_and_are_evaluated(act_with: str,
     own = training.learner.values(getattr(training.learner, act_with), observation).q.mean(0)
     torch.testing.assert_close(training.act_values(), own)
     torch.testing.assert_close(training.agent().q(observation), own)
+
+
+def test_noisy_networks_act_with_fresh_noise_every_step_and_are_evaluated_without(tmp_path: Path) -> None:
+    training = started(cartpole(**{"network.noisy": 0.5, "ensemble.members": 2}), tmp_path)
+    learner, seen = training.learner, training.ring.observation(training.ring.open_slots)
+    acted, noises = [], []
+    for _ in range(4):
+        acted.append(training.act_values().clone())
+        noises.append(training.noise.clone())
+        own = learner.values(learner.online, seen, noise=noises[-1]).q.mean(0)
+        torch.testing.assert_close(acted[-1], own)
+    assert noises[0].shape == (2, learner.ensemble.noise_size)
+    assert torch.stack(noises).unique().numel() == 4 * noises[0].numel()  # each step's and member's own
+    assert all(not torch.allclose(acted[0], other) for other in acted[1:])
+    means = learner.values(learner.online, seen).q.mean(0)
+    for _ in range(2):
+        torch.testing.assert_close(training.agent().q(seen), means)
+    state = training.rng.bit_generator.state
+    plain = started(cartpole(), tmp_path / "plain")
+    before = plain.rng.bit_generator.state
+    plain.act_values()
+    assert plain.rng.bit_generator.state == before  # runs without it keep their random stream
+    training.act_values()
+    assert training.rng.bit_generator.state != state
+
+
+def test_the_monitor_measures_noisy_networks_at_their_means_and_changes_nothing(tmp_path: Path) -> None:
+    runs = []
+    for every in (0, 20):
+        training = started(cartpole(**{"network.noisy": 0.5, "monitor.every": every}), tmp_path / str(every))
+        while training.step_count < 120:
+            training.step()
+        runs.append(training)
+    for name, p in runs[0].learner.online.items():
+        assert torch.equal(p, runs[1].learner.online[name]), name
+    rows = runs[1].writer.folder.diagnostics()
+    assert rows
+    layers = [event["layers"] for event in runs[1].writer.folder.events() if event["event"] == "spikes"]
+    assert all(names == ["fc1", "fc2", "head"] for names in layers)

@@ -103,7 +103,9 @@ def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again(
     cases = [(3, 0.5, 1.75, 0.125), (2, 0.5, 1.5, 0.25), (1, 0.5, 1.0, 0.5), (3, 0.1, 1.11, 0.001), (2, 1.0, 2.0, 1.0)]
     for n, gamma, _, _ in cases:
         given = {"uniform": rng.random(16), "order": [1, 2, 3, 0], "forbid": False, "keep": 1.0, "rate": 1e-3}
-        packed = layout.pack(**given, horizon=n, gamma=gamma, shift=0, intensity=1.0, share=1.0, taus=0.5)
+        packed = layout.pack(
+            **given, horizon=n, gamma=gamma, shift=0, intensity=1.0, share=1.0, taus=0.5, noise=0, views=0
+        )
         storage.copy_(torch.from_numpy(packed))  # as a captured graph is fed: one address, new numbers
         learning(storage)
     for batch, (_, _, reward, discount) in zip(seen, cases, strict=True):
@@ -139,3 +141,59 @@ def test_images_are_shown_as_drawn_and_stored_as_they_were() -> None:
         expected = plain[row].numpy()[:, rows][:, :, columns]
         np.testing.assert_array_equal(batch.observation[row].numpy(), expected)
     assert torch.equal(ring.frame, stored)
+
+
+def test_noise_is_drawn_anew_for_each_update_member_and_network_and_only_where_there_is_any() -> None:
+    noisy = recipe_of(**{"network.noisy": 0.5, "ensemble.members": 3})
+    spec = envs.spec(noisy.env, noisy.protocol)
+    size = (4 + 8) + (8 + spec.num_actions * 21)
+    draws, rng = draws_of(noisy), np.random.default_rng(0)
+    found = [draws.layout.unpack(torch.from_numpy(draws(rng, forbids=True, step=0, since=0))).noise for _ in range(200)]
+    noise = torch.stack(found)
+    assert noise.shape == (200, 2, 3, size)
+    assert noise.unique().numel() > 0.98 * noise.numel()  # updates, networks and members differ, but for rounding
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert float(noise.std()) == pytest.approx(1, abs=0.01)
+    each = noise.flatten(0, 1).flatten(1)
+    assert np.corrcoef(each.T.numpy())[~np.eye(3 * size, dtype=bool)].max() < 0.3
+    none = recipe_of(**{"ensemble.members": 3})
+    assert drawn(draws_of(none)).noise.shape == (2, 3, 0)
+    assert draws.layout.plain().noise.eq(0).all()  # whoever only looks sees the means
+
+
+def test_two_views_are_compared_of_what_was_sampled_while_values_see_their_own() -> None:
+    recipe = presets.curl("MinAtar/Breakout").override(
+        {
+            "network.channels": 2, "network.hidden": (8,), "replay.batch": 4, "replay.shift": 1, "auxiliary.shift": 3,
+            "replay.n_step": 1, "compute.device": "cpu",
+        }
+    )  # fmt: skip
+    spec = envs.spec(recipe.env, recipe.protocol)
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), torch.device("cpu"))
+    ring, draws = ring_for(recipe, spec, torch.device("cpu")), Draws(recipe, spec)
+    rng, no, one = np.random.default_rng(0), np.zeros(1, bool), np.ones(1, np.float32)
+    frames = rng.integers(0, 2, (41, 1, *spec.frame_shape)).astype(spec.frame_dtype)
+    ring.begin(frames[0])
+    for frame in frames[1:]:
+        ring.write(torch.from_numpy(ring.packed(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))))
+    seen: list[tuple[Batch, Draw]] = []
+    update = learner.update
+    learner.update = lambda batch, draw: (seen.append((batch, draw)), update(batch, draw))[1]  # type: ignore[method-assign, func-returns-value]
+    Learning(learner, ring, draws.layout)(torch.from_numpy(draws(rng, forbids=False, step=0, since=0)))
+    ((batch, draw),) = seen
+    assert draw.views.shape == (2, 4, 2)
+    assert 1 < draw.views.abs().max() <= 3
+    assert batch.views is not None
+    plain = ring.observation(batch.index)
+    for shifts, shown in (
+        (draw.views[0], batch.views[0]),
+        (draw.views[1], batch.views[1]),
+        (draw.shift[0], batch.observation),
+    ):
+        for row, (down, right) in enumerate(shifts.tolist()):
+            rows, columns = (np.clip(np.arange(10) + by, 0, 9) for by in (down, right))
+            np.testing.assert_array_equal(shown[row].numpy(), plain[row].numpy()[:, rows][:, :, columns])
+    assert not torch.equal(batch.views[0], batch.views[1])
+    part = batch.part(1, 3)
+    assert part.views is not None
+    assert torch.equal(part.views, batch.views[:, 1:3])

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,28 @@ def test_an_archive_compares_like_its_folders(temporary: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == packed
     assert packed.count("\n") == 6
     assert list(temporary.iterdir()) == []
+
+
+def test_runs_are_packed_without_weights_and_dates(tmp_path: Path) -> None:
+    runs = sorted(stored("minatar").iterdir())[:2]
+    for place in ("one", "two"):
+        for run in runs:
+            shutil.copytree(run, tmp_path / place / run.name)
+            (tmp_path / place / run.name / "checkpoints").mkdir()
+            (tmp_path / place / run.name / "checkpoints" / "weights").write_text(place)
+            (tmp_path / place / run.name / "lock").touch()
+        archive.pack(tmp_path / place, Path(f"{place}.tar.xz"), "minatar")
+    assert Path("one.tar.xz").read_bytes() == Path("two.tar.xz").read_bytes()
+    assert [(run.path.name, run.result) for run in read_runs([Path("one.tar.xz")])] == [
+        (run.path.name, run.result) for run in read_runs(runs)
+    ]
+    with tarfile.open("one.tar.xz") as packed:
+        names = packed.getnames()
+    assert {Path(name).parts[0] for name in names} == {"minatar"}
+    assert not any(name.endswith(("weights", "lock")) for name in names)
+    archive.pack(tmp_path / "one", Path("one.tar.xz"), runs=[tmp_path / "one" / runs[1].name])
+    assert [run.path.name for run in read_runs([Path("one.tar.xz")])] == [runs[1].name]
+    assert not list(tmp_path.glob("*.unfinished"))
 
 
 def test_a_pattern_takes_some_of_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,8 +136,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", content: by
 def test_a_hostile_archive_is_one_line_and_writes_nothing(
     bad: Callable[..., None], said: str, temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with tarfile.open("bad.tar.xz", "w:xz") as packed:
-        packed.add(stored("atari"), "runs")
+    with tarfile.open("bad.tar.xz", "w:xz", preset=0) as packed:
+        packed.add(min(stored("minatar").iterdir()), "runs/one")
         bad(packed)
     before = sorted(tmp_path.rglob("*"))
     for words in (["compare", "bad.tar.xz"], ["report", "bad.tar.xz"], ["diagnose", "bad.tar.xz/run"]):

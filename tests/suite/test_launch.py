@@ -124,6 +124,25 @@ def test_a_crash_is_tried_again_and_gives_up_after_the_retries(study: Study, tmp
     assert go(study, tmp_path / "s", {})[:2] == (0, [always])
 
 
+def test_when_the_time_is_up_runs_save_their_state_and_the_same_command_continues(study: Study, tmp_path: Path) -> None:
+    class Slow(Scripted):
+        asked = False
+
+        def poll(self) -> Iterator[tuple[Entry, Ending, str]]:
+            if self.asked:
+                yield from ((entry, "stopped", "") for entry in self.running)
+                self.running = []
+
+        def stop(self) -> None:
+            self.asked = True
+
+    console, slow = Console(file=io.StringIO(), width=200), Slow({})
+    code = launch.launch(make_plan(study, tmp_path / "s"), slow, console, minutes=0.2 / 60)
+    assert (code, slow.started, slow.asked) == (130, NAMES[:2], True)
+    assert "the time is up" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert go(study, tmp_path / "s", {})[:2] == (0, NAMES)
+
+
 def test_what_diverges_or_is_refused_is_not_tried_again(study: Study, tmp_path: Path) -> None:
     code, started, said = go(study, tmp_path / "s", {NAMES[0]: ["diverged"], NAMES[1]: ["refused"]})
     assert (code, len(started)) == (1, 4)

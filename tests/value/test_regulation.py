@@ -495,6 +495,60 @@ def test_the_columns_that_are_silenced_are_the_ones_that_read_the_units(case: st
     assert not torch.allclose(learner.ensemble.forward(learner.online, x), before)
 
 
+def away(network: Network) -> Learner:
+    """A learner whose parameters are away from any fresh draw, and have made seven steps."""
+    learner = blank(network)
+    for p, step in zip(learner.online.values(), learner.adam.step.values(), strict=True):
+        p += 3.0
+        step += 7
+    return learner
+
+
+def test_a_recycled_units_noise_begins_again_and_nobody_hears_what_it_sends() -> None:
+    network = MLP((4,), 6, (5, 7), noisy=0.5)
+    for layer, readers in (("fc1", ("fc2", "fc2.sigma")), ("fc2", ("head", "head.sigma"))):
+        learner = away(network)
+        before = copied(learner.online)
+        scores = torch.ones(2, network.layers[layer].outputs)
+        scores[1, [1, 3]] = 0.0
+        seen = Evidence(network.monitored, torch.ones(2, len(network.monitored)), {layer: scores})
+        Regulation(Dormant(0.1), Recycle(0.1), "keep")(learner, seen, torch.Generator().manual_seed(0))
+        for reader in readers:
+            silent = (learner.online[f"{reader}.weight"] == 0).all(1)
+            assert [row.nonzero().flatten().tolist() for row in silent] == [[], [1, 3]]
+        touched = {f"{layer}.weight", f"{layer}.bias", *(f"{reader}.weight" for reader in readers)}
+        for part in ("weight", "bias") if layer == "fc2" else ():  # the first layer has no noise
+            name = f"fc2.sigma.{part}"
+            touched.add(name)
+            begun = torch.full_like(before[name][1, [1, 3]], 0.5 / 5**0.5)
+            torch.testing.assert_close(learner.online[name][1, [1, 3]], begun)
+            rest = torch.ones(2, 7, dtype=torch.bool)
+            rest[1, [1, 3]] = False
+            assert torch.equal(learner.online[name][rest], before[name][rest])
+            assert not learner.adam.step[name][1, [1, 3]].any()
+            assert (learner.adam.step[name][rest] > 0).all()
+        assert all(torch.equal(learner.online[name], before[name]) for name in before.keys() - touched)
+
+
+def test_a_layer_that_is_drawn_anew_begins_with_its_noise_again() -> None:
+    network = MLP((4,), 6, (5, 7), noisy=0.5)
+    learner = away(network)
+    before, spikes = copied(learner.online), torch.ones(2, len(network.monitored))
+    spikes[1, network.monitored.index("fc2")] = 10.0
+    seen = Evidence(network.monitored, spikes)
+    events = Regulation(Spike(6.0), Reinitialise())(learner, seen, torch.Generator().manual_seed(0))
+    assert [(event["member"], event["layer"]) for event in events] == [(1, "fc2")]
+    changed = {name for name, p in learner.online.items() if not torch.equal(p, before[name])}
+    assert changed == {"fc2.weight", "fc2.bias", "fc2.sigma.weight", "fc2.sigma.bias"}
+    for part in ("weight", "bias"):
+        name = f"fc2.sigma.{part}"
+        assert torch.equal(learner.online[name][0], before[name][0])
+        torch.testing.assert_close(learner.online[name][1], torch.full_like(before[name][1], 0.5 / 5**0.5))
+        assert not learner.adam.step[name][1].any()
+        assert learner.adam.step[name][0].all()
+        assert torch.equal(learner.target[name][1], learner.online[name][1])
+
+
 def recycled(keep_steps: bool) -> float:
     """The largest step of the weights that read the recycled units, over the rate, in the update after."""
     learner = trained(by_unit=True)

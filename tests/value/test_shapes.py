@@ -87,8 +87,11 @@ def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
     assert [getattr(part, name).tolist() for name in ("observation", "rewarded")] == [[2, 3, 4], [82, 83, 84]]
     unmasked = Batch(*columns[:9]).part(2, 5)
     assert unmasked.allowed is unmasked.next_allowed is None
-    assert all(len(value) == 3 for name, value in vars(part).items() if name != "future")
-    assert part.future is None
+    assert all(len(value) == 3 for name, value in vars(part).items() if name not in ("future", "views"))
+    assert part.future is part.views is None
+    looks = Batch(*columns, views=torch.arange(12).view(2, 6)).part(2, 5).views
+    assert looks is not None
+    assert looks.tolist() == [[2, 3, 4], [8, 9, 10]]
     ahead = Future(*(torch.arange(12).view(2, 6) + 100 * i for i in range(3)))
     later = Batch(*columns, future=ahead).part(2, 5).future
     assert later is not None

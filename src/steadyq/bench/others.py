@@ -55,7 +55,8 @@ def _update(algorithm: Any) -> None:
     algorithm._on_step()
 
 
-def _options(case: Case) -> dict[str, Any]:
+def minatar_features() -> type[torch.nn.Module]:
+    """Stable-Baselines3's features extractor that is our MinAtar network up to its hidden layer."""
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
     class MinAtarFeatures(BaseFeaturesExtractor):  # type: ignore[misc]
@@ -76,7 +77,11 @@ def _options(case: Case) -> dict[str, Any]:
             """Features of observations."""
             return self.layers(observation)
 
-    policy = {"features_extractor_class": MinAtarFeatures, "net_arch": [], "normalize_images": False}
+    return MinAtarFeatures
+
+
+def _options(case: Case) -> dict[str, Any]:
+    policy = {"features_extractor_class": minatar_features(), "net_arch": [], "normalize_images": False}
     return {
         "policy_kwargs": policy, "buffer_size": 1000, "learning_starts": 100, "train_freq": 200, "gradient_steps": 1,
         "batch_size": BATCH, "device": "cpu", "verbose": 0, "env": Noise(case), "tau": 0.005,

@@ -16,6 +16,7 @@ from rich.console import Console
 from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.deployed import PACKAGES, acting_times, agents
+from steadyq.bench.every import preset_times
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import sb3_updates
 from steadyq.bench.sharing import sharing_times
@@ -43,12 +44,13 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu")
-ON_GPU = SECTIONS[:4]
+SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu")
+ON_GPU = SECTIONS[:5]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
+TIMED_ON = "Atari/Breakout"
 TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
@@ -123,6 +125,13 @@ class Bench:
                     row["hours_ratio_4"] = STEPS * (4 * row["update_ms"] + row["act_ms"]) / 3.6e6
                 rows.append({"members": members, "scale": scale, "form": name, **row})
             self.keep(f"{members} members, s = {scale}: {rows[-1]['update_ms']:.2f} ms")
+
+    def presets(self) -> None:
+        """Every preset at its own network."""
+        rows = self.results.setdefault("presets", [])
+        for name in presets.PRESETS:
+            rows.append(preset_times(presets.recipe_for(name, TIMED_ON)))
+            self.keep(f"{name}: {rows[-1]['update_ms']:.2f} ms, eager {rows[-1]['eager_ms']:.1f} ms")
 
     def layers(self) -> None:
         """Each convolution at the scales of the presets."""

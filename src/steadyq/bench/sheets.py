@@ -39,6 +39,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
     if "gpu" in results:
         yield updates(results["gpu"])
         yield parts(results["gpu"])
+    if "presets" in results:
+        yield presets(results["presets"])
     if "layers" in results:
         yield from (layers(scale, rows) for scale, rows in results["layers"].items())
     if "growth" in results:
@@ -82,6 +84,17 @@ def updates(rows: list[Row]) -> Sheet:
         )  # fmt: skip
 
     return Sheet("One update, and 100,000 steps of learning and acting", tuple(columns), [cells(row) for row in rows])
+
+
+def presets(rows: list[Row]) -> Sheet:
+    """Every preset at its own network."""
+    columns = ("preset", "network", "members", "ms", "eager ms", "times", "updates", "minutes of learning")
+    body = []
+    for row in rows:
+        ours, eager = row["update_ms"], row["eager_ms"]
+        how = (row["preset"], row["network"], str(row["members"]), f"{ours:.2f}", f"{eager:.1f}", f"{eager / ours:.1f}")
+        body.append((*how, f"{row['updates']:,}", f"{row['updates'] * ours / 6e4:.1f}"))
+    return Sheet("One update of every preset, and all updates of its 100,000 steps", columns, body)
 
 
 def parts(rows: list[Row]) -> Sheet:

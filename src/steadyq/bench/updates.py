@@ -77,16 +77,20 @@ class Case:
 
     def ring(self, device: torch.device) -> Ring:
         """A replay buffer full of noise."""
-        ring = Ring(self.spec, self.capacity, sampling=Sampling(), device=device)
-        if self.spec.frame_dtype == "uint8":
-            ring.frame.random_(0, 256)
-        else:
-            ring.frame.bernoulli_(0.1)
-        ring.action.random_(0, self.spec.num_actions)
-        ring.reward.random_(-1, 2)
-        ring.age.fill_(100)
-        ring.priorities.mass[: self.capacity].uniform_(0.1, 1.0)
-        return ring
+        return noisy(Ring(self.spec, self.capacity, sampling=Sampling(), device=device), self.spec, self.capacity)
+
+
+def noisy(ring: Ring, spec: EnvSpec, capacity: int) -> Ring:
+    """The ring, full of noise."""
+    if spec.frame_dtype == "uint8":
+        ring.frame.random_(0, int(spec.pixel_max) + 1)
+    else:
+        ring.frame.bernoulli_(0.1)
+    ring.action.random_(0, spec.num_actions)
+    ring.reward.random_(-1, 2)
+    ring.age.fill_(100)
+    ring.priorities.mass[:capacity].uniform_(0.1, 1.0)
+    return ring
 
 
 def _spec(frame: tuple[int, int, int], dtype: Any, pixel_max: float, *, stack: int, actions: int) -> EnvSpec:
@@ -155,7 +159,9 @@ class PlainLoop:
 class CompiledGrouped(Learner):
     """Grouped convolutions in channels-last order under `torch.compile`: PyTorch's own way to run members at once."""
 
-    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
+    def values(
+        self, params: Params, observation: Tensor, taus: Tensor | None = None, noise: Tensor | None = None
+    ) -> Values:
         """Distributions and means at the observations."""
         if not hasattr(self, "compiled"):
             torch.compiler.reset()  # or a few scales in one process exhaust what may be compiled of one function
@@ -240,7 +246,7 @@ def parts_of(learner: Learner, ring: Ring) -> dict[str, Callable[[], Any]]:
         return torch.stack(list(learner.measure(batch, target, y, each, q).values()))
 
     functions: dict[str, Callable[[], Any]] = {
-        "sample": lambda: ring.sample(draws.layout.unpack(drawn)).weight,
+        "sample": lambda: ring.sample(draw).weight,
         "targets": lambda: learner.targets(batch, draw)[0],
         "loss and gradient": lambda: gradient()[1],
         "clip, Adam, Polyak, copies": lambda: learner.step_(found, draw),

@@ -110,14 +110,14 @@ def doctor(words: list[str]) -> int:
 
 @dataclass
 class BenchOptions:
-    """Time updates in every form and scale, their parts, acting, as ONNX too, steps, environments, other libraries.
+    """Time updates in every form and scale, of every preset, acting (as ONNX too), steps, environments, others' code.
 
     Figures are medians and ratios of one run; a busy machine blurs them. A GPU run with compilation takes minutes.
     """
 
     json: Path | None = None
     """Also write all figures, with versions and hardware, to this file."""
-    section: tuple[Literal["gpu", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu"], ...] = ()
+    section: tuple[Literal["gpu", "presets", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu"], ...] = ()
     """Only these sections; by default all that this machine can show."""
     scales: tuple[str, ...] = ()
     """Only these scales of section gpu, members x s: 4x2 16x4."""

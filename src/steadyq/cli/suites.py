@@ -1,6 +1,7 @@
 """Commands for many runs, and for the paper's own tables."""
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class SweepOptions:
     """NVIDIA's Multi-Process Service where several runs share a GPU: started if it can be, always, or never."""
     retries: int = 2
     """How often a run that crashed is tried again, from its last checkpoint."""
+    minutes: float = math.inf
+    """Stop after so many minutes: runs under way save their state, and the same command continues them."""
     out: Path | None = None
     """Folder of the sweep, on storage that all nodes share; by default sweeps/<suite>, preset and scale where given."""
     dry_run: bool = False
@@ -65,6 +68,7 @@ def sweep(words: list[str]) -> int:
     from steadyq.suite.study import find_study
 
     within("--retries", options.retries, 0)
+    within("--minutes", options.minutes, 0)
     if options.steps is not None:
         settings["steps"] = options.steps
     study = find_study(options.suite).changed(
@@ -88,7 +92,7 @@ def sweep(words: list[str]) -> int:
     if options.dry_run:
         launcher.close()
         return 0
-    return launch(plan, launcher, OUT, retries=options.retries)
+    return launch(plan, launcher, OUT, retries=options.retries, minutes=options.minutes)
 
 
 @dataclass(frozen=True)

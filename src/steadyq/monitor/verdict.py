@@ -352,7 +352,7 @@ def findings(
 
     `settings` are the run's recipe fields by dotted name: a switch that is already set is not offered.
     """
-    thresholds = thresholds or Thresholds()
+    thresholds, diagnostics = thresholds or Thresholds(), list(diagnostics)  # a list is read sooner, once for each rule
     found = [finding for rule in RULES if (finding := _judge(rule, diagnostics, thresholds, settings or {}))]
     stops = [_divergence(event) for event in events if event.get("event") == "diverged"]
     found += stops or _lost(diagnostics)

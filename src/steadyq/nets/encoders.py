@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from steadyq.errors import UserError
-from steadyq.nets.layers import Conv, Executor, Group, Initial, Layer, LayerNorm, Linear, T, pooled
+from steadyq.nets.layers import SIGMA, Conv, Executor, Group, Initial, Layer, LayerNorm, Linear, Noise, T, pooled
 
 Norm = Literal["none", "layer"]
 Pooling = Literal["flatten", "average"]
@@ -21,8 +21,11 @@ class Described:
     it puts out. With `dueling` the outputs are V + A - mean A, `atoms` values and `outputs` (actions x atoms)
     advantages. With `transition`, a number of actions, there is a model of the next latent beside it: two layers over
     latent and action, 3x3 convolutions where it is an image, and a predictor behind the hidden layer, as SPR and BBF
-    have them; `wire` reads neither. With `cosines` the outputs are those of quantiles that come with an observation:
-    the latent is multiplied by features of each, a linear layer of so many cosines, as in IQN.
+    have them; `wire` reads neither. With `contrast`, a number of units, there are a projection of the latent and a
+    product that compares two of them, as CURL has them; `wire` reads neither of these either. With `noisy` the hidden
+    layer and the outputs have noise, which begins at so much over the root of their inputs. With `cosines` the outputs
+    are those of quantiles that come with an observation: the latent is multiplied by features of each, a linear layer
+    of so many cosines, as in IQN.
     """
 
     observation: tuple[int, ...]
@@ -33,6 +36,8 @@ class Described:
     norm: Norm = "none"
     initial: Initial = "torch"
     transition: int = 0
+    contrast: int = 0
+    noisy: float = 0.0
     cosines: int = 0
 
     @cached_property
@@ -59,7 +64,15 @@ class Described:
         if self.cosines:
             found["tau"] = Linear(self.cosines, body[self.hidden_layer].inputs)
         found |= {name: Linear(features, size) for name, size in zip(self.heads, sizes, strict=True)}
-        return found | self.predicting
+        return found | self.noises(found) | self.predicting
+
+    def noises(self, layers: dict[str, Layer]) -> dict[str, Layer]:
+        """The noise of the hidden layer and of the outputs, where they have any."""
+        found = dict[str, Layer]()
+        for name in (self.hidden_layer, *self.heads) if self.noisy else ():
+            layer = layers[name]
+            found[name + SIGMA] = Noise(layer.inputs, layer.outputs, self.noisy, getattr(layer, "flattens", ()))
+        return found
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -68,12 +81,20 @@ class Described:
 
     @cached_property
     def predicting(self) -> dict[str, Layer]:
-        """The model of the next latent and its predictor, where there is one."""
-        if not self.transition:
+        """What an auxiliary loss adds: the model of the next latent and its predictor, or projection and product."""
+        if not self.transition and not self.contrast:
             return {}
         if len(self.body) == 1:
-            raise UserError("a self-predictive loss needs a layer before the last hidden one: give network.hidden two")
+            raise UserError("a loss of the latent needs a layer before the last hidden one: give network.hidden two")
         (units, *image), hidden = self.latent_shape, self.body[self.hidden_layer].outputs
+        if self.contrast:
+            return {
+                "contrast.1": Linear(math.prod(self.latent_shape), hidden, flattens=self.latent_shape if image else ()),
+                "contrast.1.norm": LayerNorm(hidden),
+                "contrast.2": Linear(hidden, self.contrast),
+                "contrast.2.norm": LayerNorm(self.contrast),
+                "contrast.product": Linear(self.contrast, self.contrast),
+            }
         size = (image[0], image[1]) if image else (0, 0)
         kind = partial(Conv, image=size) if image else Linear
         return {
@@ -94,29 +115,38 @@ class Described:
 
     @cached_property
     def monitored(self) -> tuple[str, ...]:
-        """All convolutions and linear layers that values come through, but shortcuts."""
+        """All convolutions and linear layers that values come through, but shortcuts and noise."""
         return tuple(
             name
             for name, layer in self.layers.items()
-            if not isinstance(layer, LayerNorm) and not name.endswith("shortcut") and name not in self.predicting
+            if isinstance(layer, (Conv, Linear)) and not name.endswith("shortcut") and name not in self.predicting
         )
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Each layer is read by the next, the last by the outputs."""
-        found: dict[str, tuple[str, ...]] = {name: (reader,) for name, reader in pairwise(self.body)}
-        return {**found, self.hidden_layer: self.heads}
+        found: dict[str, tuple[str, ...]] = {name: self.noise_too(reader) for name, reader in pairwise(self.body)}
+        return {**found, self.hidden_layer: self.noise_too(*self.heads)}
+
+    def noise_too(self, *readers: str) -> tuple[str, ...]:
+        """Layers and their noise, which reads what they read."""
+        return (*readers, *(name + SIGMA for name in readers if name + SIGMA in self.layers))
 
     def group(self, name: str) -> Group:
         """The last hidden layer and what lies beside and behind it are the head; the transition is of the encoder."""
         head = (self.hidden_layer, *self.heads, "tau", "predictor")
-        return "head" if name.removesuffix(".norm") in head else "encoder"
+        beside = name.removesuffix(".norm").removesuffix(SIGMA) in head or name.startswith("contrast.")
+        return "head" if beside else "encoder"
 
     def units(self, run: Executor[T], name: str, x: T, *, relu: bool = True, residual: T | None = None) -> T:
         """A layer, its normalisation, the sum with `residual`, ReLU."""
         if self.norm == "none":
             return run.layer(name, x, relu=relu, residual=residual)
-        y = run.norm(f"{name}.norm", run.layer(name, x))
+        return self.finished(run, name, run.layer(name, x), relu=relu, residual=residual)
+
+    def finished(self, run: Executor[T], name: str, y: T, *, relu: bool = True, residual: T | None = None) -> T:
+        """What follows a layer that has run by itself."""
+        y = run.norm(f"{name}.norm", y) if self.norm == "layer" else y
         y = y if residual is None else run.add(y, residual)
         return run.relu(y, name) if relu else y
 
@@ -132,22 +162,37 @@ class Described:
         """A latent as the hidden layer reads it."""
         return x
 
-    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
-        """The last hidden units of a latent."""
-        return self.units(run, self.hidden_layer, self.read(run, x), relu=relu)
+    def project(self, run: Executor[T], x: T, *, plain: bool = False) -> T:
+        """The last hidden units of a latent; plain ones before their ReLU and without noise."""
+        x = self.read(run, x)
+        return self.units(run, self.hidden_layer, x, relu=False) if plain else self.hidden_units(run, x)
+
+    def hidden_units(self, run: Executor[T], x: T) -> T:
+        """The last hidden layer, with its noise where it has any."""
+        name = self.hidden_layer
+        return self.finished(run, name, run.noisy(name, x)) if self.noisy else self.units(run, name, x)
+
+    def contrasted(self, run: Executor[T], x: T) -> T:
+        """Linear, LayerNorm, ReLU, linear, LayerNorm over a latent."""
+        x = run.norm("contrast.1.norm", run.layer("contrast.1", x))
+        return run.norm("contrast.2.norm", run.layer("contrast.2", run.relu(x, "contrast.1")))
 
     def outputs_of(self, run: Executor[T], x: T) -> T:
         """The outputs from a latent."""
         if not self.cosines:
             return self.values(run, self.project(run, x))
         quantiles = run.layer("tau", run.cosines(self.cosines), relu=True)
-        return self.values(run, self.units(run, self.hidden_layer, run.asked(self.read(run, x), quantiles)))
+        return self.values(run, self.hidden_units(run, run.asked(self.read(run, x), quantiles)))
 
     def values(self, run: Executor[T], x: T) -> T:
         """The outputs from the last hidden units."""
         if self.dueling:
-            return run.dueling(run.layer("value", x), run.layer("advantage", x))
-        return run.layer(self.output, x)
+            return run.dueling(self.linear(run, "value", x), self.linear(run, "advantage", x))
+        return self.linear(run, self.output, x)
+
+    def linear(self, run: Executor[T], name: str, x: T) -> T:
+        """An output layer, with its noise where it has any."""
+        return run.noisy(name, x) if self.noisy else run.layer(name, x)
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Encoder, hidden layer, outputs."""
@@ -205,7 +250,7 @@ class Residual(Convolutional):
         found: dict[str, tuple[str, ...]] = {
             name: (name.replace("conv1", "conv2"),) for name in self.layers if name.endswith("conv1")
         }
-        return {**found, self.hidden_layer: self.heads}
+        return {**found, self.hidden_layer: self.noise_too(*self.heads)}
 
 
 @dataclass(frozen=True)

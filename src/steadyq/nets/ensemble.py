@@ -9,9 +9,9 @@ from typing import Any, assert_never, cast
 import torch
 from torch import Tensor
 
-from steadyq.nets.forms import Form, Kernels, Loop, Stacked, check
-from steadyq.nets.layers import Encoding, Executor, Layer, LayerNorm, Network, Wiring
-from steadyq.nets.prediction import Projection, Rollout
+from steadyq.nets.forms import Form, Kernels, Loop, Noises, Stacked, check
+from steadyq.nets.layers import SIGMA, Encoding, Executor, Layer, LayerNorm, Network, Noise, Wiring
+from steadyq.nets.prediction import Contrast, Projection, Rollout
 
 Params = dict[str, Tensor]
 """Parameters by name, each stacked over members in its first dimension."""
@@ -37,7 +37,8 @@ class Ensemble:
     @property
     def exact(self) -> tuple[str, ...]:
         """Parameters that compute in float32 whatever `dtype` is: those of the outputs."""
-        return tuple(f"{name}.{part}" for name in self.network.heads for part in ("weight", "bias"))
+        names = (name for name in self.network.layers if name.removesuffix(SIGMA) in self.network.heads)
+        return tuple(f"{name}.{part}" for name in names for part in ("weight", "bias"))
 
     def initial(self, generator: torch.Generator, device: torch.device | str = "cpu") -> Params:
         """Draw all members' parameters."""
@@ -56,11 +57,15 @@ class Ensemble:
         return found
 
     def initial_layer(self, layer: Layer, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw one layer's weight and bias for all members; a normalisation starts as none, gains 1 and biases 0."""
+        """Draw one layer's weight and bias for all members; a normalisation starts as none, gains 1 and biases 0, noise
+        at one size everywhere.
+        """
         weight, bias = torch.ones(self.members, *layer.weight_shape), torch.zeros(self.members, layer.outputs)
         if isinstance(layer, LayerNorm):
             return weight, bias
         fan_in = math.prod(layer.weight_shape[1:])
+        if isinstance(layer, Noise):
+            return weight * (layer.spread / math.sqrt(fan_in)), bias + layer.spread / math.sqrt(fan_in)
         if self.network.initial == "xavier":
             bound = math.sqrt(6 / (fan_in + layer.outputs * math.prod(layer.weight_shape[2:])))
             return weight.uniform_(-bound, bound, generator=generator), bias
@@ -74,28 +79,52 @@ class Ensemble:
         observation: Tensor,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
         taus: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom] of observations [batch, ...] shown to every member.
 
         `around` may wrap what executes the pieces, to look at what lies between them. `taus[batch or 1, atom]` are the
-        quantiles that a network with `cosines` is asked for; without them evenly spaced ones.
+        quantiles that a network with `cosines` is asked for; without them evenly spaced ones. `noise[member, number]`
+        are `noise_size` normal numbers for each member of a noisy network; without them it is run at its means.
         """
-        (z,) = self._run(self.network, params, observation, around=around, taus=taus)
+        (z,) = self._run(self.network, params, observation, around=around, taus=taus, noise=noise)
         return self._values(z, observation.shape[0])
 
     def predict(
-        self, params: Params, observation: Tensor, action: Tensor, taus: Tensor | None = None
+        self,
+        params: Params,
+        observation: Tensor,
+        action: Tensor,
+        taus: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return z, and what every member predicts of its own projections after the actions [step, batch]:
         [member, step, batch, unit].
         """
         chosen = (action[..., None] == torch.arange(self.network.transition, device=action.device)).to(self.dtype)
-        z, predicted = self._run(Rollout(self.encoding, len(action)), params, observation, chosen, taus=taus)
+        rollout = Rollout(self.encoding, len(action))
+        z, predicted = self._run(rollout, params, observation, chosen, taus=taus, noise=noise)
         return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
 
     def project(self, params: Params, observation: Tensor) -> Tensor:
         """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
         return self._run(Projection(self.encoding), params, observation)[0]
+
+    def contrast(self, params: Params, observation: Tensor, *, query: bool) -> Tensor:
+        """Return what a contrastive loss compares of observations [batch, ...], [member, batch, unit]."""
+        return self._run(Contrast(self.encoding, query), params, observation)[0]
+
+    @property
+    def noise_size(self) -> int:
+        """Normal numbers that make a member's noise: one for each input and output of a noisy layer."""
+        return sum(layer.inputs + layer.outputs for layer in self.network.layers.values() if isinstance(layer, Noise))
+
+    def noises(self, noise: Tensor) -> Noises:
+        """f(in) and f(out) of each noisy layer, `[member, feature]`, from normal numbers: f(x) = sign(x) sqrt(|x|)."""
+        layers = {name: layer for name, layer in self.network.layers.items() if isinstance(layer, Noise)}
+        sizes = [size for layer in layers.values() for size in (layer.inputs, layer.outputs)]
+        parts = iter(torch.split(noise.sign() * noise.abs().sqrt(), sizes, dim=1))
+        return {name.removesuffix(SIGMA): (next(parts), next(parts)) for name in layers}
 
     @property
     def encoding(self) -> Encoding:
@@ -117,6 +146,7 @@ class Ensemble:
         actions: Tensor | None = None,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
         taus: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """What the wiring makes of the observations, members first."""
         check(wiring, self.form)
@@ -127,6 +157,8 @@ class Ensemble:
         if self.network.cosines:
             taus = (torch.arange(self.fixed, device=x.device)[None] + 0.5) / self.fixed if taus is None else taus
             given["taus"] = taus.expand(x.shape[0], -1)
+        if noise is not None and noise.shape[1]:
+            given["noises"] = self.noises(noise)
         match self.form:
             case "loop":
                 runs = [Loop(layers, member, **given) for member in range(self.members)]
@@ -141,7 +173,7 @@ class Ensemble:
 
     def layer(self, params: Params, name: str) -> tuple[Layer, Tensor, Tensor]:
         """A layer with its weight and bias as it computes."""
-        dtype = torch.float32 if name in self.network.heads else self.dtype
+        dtype = torch.float32 if name.removesuffix(SIGMA) in self.network.heads else self.dtype
         return self.network.layers[name], params[f"{name}.weight"].to(dtype), params[f"{name}.bias"].to(dtype)
 
 

@@ -20,12 +20,14 @@ from steadyq.device.kernels.triton import compiles
 from steadyq.device.kernels.trunk import trunk
 from steadyq.errors import UserError
 from steadyq.nets.joining import Joined, parts
-from steadyq.nets.layers import Conv, Layer, Network, Wiring
+from steadyq.nets.layers import SIGMA, Conv, Layer, Network, Wiring
 from steadyq.nets.trace import pieces, trace
 
 Form = Literal["loop", "stacked", "kernels"]
 LayerOf = Callable[[str], tuple[Layer, Tensor, Tensor]]
 """A layer by name, with all members' weights and biases as they compute."""
+Noises = dict[str, tuple[Tensor, Tensor]]
+"""f(in) and f(out) of each noisy layer, `[member, feature]`."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class _Anywhere:
     layers: LayerOf
     actions: Tensor | None = field(default=None, kw_only=True)  # [step, batch, action] of zeros and ones
     taus: Tensor | None = field(default=None, kw_only=True)  # [batch, quantile]
+    noises: Noises | None = field(default=None, kw_only=True)  # where layers have noise and are to be run with it
 
     def taken(self, step: int) -> Tensor:
         """The actions of a step, [batch, action]."""
@@ -48,6 +51,28 @@ class _Anywhere:
             raise ValueError("a network of implicit quantiles must be told which")
         i = torch.arange(count, device=self.taus.device)
         return torch.cos(torch.pi * i * self.taus.flatten()[:, None])
+
+    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """A convolution or linear layer."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """What a linear layer reads of x."""
+        raise NotImplementedError
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Of noise[member, feature] what is to be multiplied with features."""
+        raise NotImplementedError
+
+    def noisy(self, name: str, x: Tensor) -> Tensor:
+        """W x + b + f(out) (sigma_W (f(in) x) + sigma_b): every weight has its noise, and none is written down."""
+        y = self.layer(name, x)
+        if self.noises is None:
+            return y
+        inner, outer = (self.own(part) for part in self.noises[name])
+        x = self.features(x)
+        spread = self.layer(name + SIGMA, x * inner.to(x.dtype))
+        return y + outer.to(y.dtype) * spread
 
     def relu(self, x: Tensor, units: str) -> Tensor:
         """ReLU by itself."""
@@ -80,8 +105,16 @@ class Loop(_Anywhere):
         if isinstance(kind, Conv):
             y = functional.conv2d(x, weight, bias, kind.stride, kind.padding)
         else:
-            y = functional.linear(x.flatten(1).to(weight.dtype), weight, bias)
+            y = functional.linear(self.features(x).to(weight.dtype), weight, bias)
         return _finished(y, relu, residual)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What a linear layer reads, `[batch, feature]`."""
+        return x.flatten(1)
+
+    def own(self, noise: Tensor) -> Tensor:
+        """The member's."""
+        return noise[self.member]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """As a group norm of one group: statistics over the sample, gains by channel."""
@@ -131,17 +164,22 @@ class Stacked(_Anywhere):
     def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
         """A grouped convolution or a batched matrix product."""
         kind, weight, bias = self.layers(name)
-        shared = x is self.observation
         if isinstance(kind, Conv):
-            groups = 1 if shared else self.members
+            groups = 1 if x is self.observation else self.members
             y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
-            if shared:
-                x = x.flatten(1).expand(self.members, -1, -1)
-            elif x.dim() == 4:
-                x = self.members_first(x)
-            y = _linear(x, weight, bias)
+            y = _linear(self.features(x), weight, bias)
         return _finished(y, relu, residual)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What a linear layer reads, `[member, batch, feature]`."""
+        if x is self.observation:
+            return x.flatten(1).expand(self.members, -1, -1)
+        return self.members_first(x) if x.dim() == 4 else x
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Every member's, for all of its samples."""
+        return noise[:, None]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """A group for each member."""
@@ -207,8 +245,16 @@ class Kernels(_Anywhere):
         if isinstance(kind, Conv):
             size = {"stride": kind.stride, "padding": kind.padding}
             return convolution.conv(x, weight, bias, relu=relu, residual=residual, **size)
+        return _finished(_linear(self.features(x), weight, bias), relu, residual)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What a linear layer reads, `[member, batch, feature]`."""
         x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x
-        return _finished(_linear(x.expand(self.members, -1, -1), weight, bias), relu, residual)
+        return x.expand(self.members, -1, -1)
+
+    def own(self, noise: Tensor) -> Tensor:
+        """Every member's, for all of its samples."""
+        return noise[:, None]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Over all but member and batch."""

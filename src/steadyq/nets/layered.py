@@ -12,11 +12,18 @@ NATURE = ("conv 32 8 4", "conv 64 4 2", "conv 64 3 1")
 """Convolutions of Mnih et al. 2015, for images of at least 36 pixels a side."""
 SMALL = ("conv 32 3 2 1", "conv 64 3 2 1", "conv 64 3 1 1")
 """The same channels for smaller ones."""
+DATA_EFFICIENT = ("conv 32 5 5", "conv 64 5 5")
+"""Convolutions of van Hasselt et al. 2019, for images of at least 25 pixels a side."""
 
 
 def cnn(observation: tuple[int, int, int], hidden: int) -> tuple[str, ...]:
     """A small convolutional network for images of this size."""
     return (*(NATURE if min(observation[1:]) >= 36 else SMALL), f"linear {hidden}")
+
+
+def data_efficient(observation: tuple[int, int, int], hidden: int) -> tuple[str, ...]:
+    """Data-efficient Rainbow's network of two convolutions, for images of this size."""
+    return (*(DATA_EFFICIENT if min(observation[1:]) >= 25 else SMALL[:2]), f"linear {hidden}")
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,44 @@ class LayerNorm:
         return self.written
 
 
-Layer = Conv | Linear | LayerNorm
+@dataclass(frozen=True)
+class Noise:
+    """How much a linear layer's weights and biases spread: beside W and b of layer `name`, those of `name.sigma`.
+
+    Of factorised Gaussian noise (Fortunato et al. 2018), W + sigma_W x f(out) f(in)^T and b + sigma_b x f(out), the
+    second summand is the linear map f(out) x (sigma_W (f(in) x) + sigma_b) of x: a layer like any other.
+    """
+
+    inputs: int
+    outputs: int
+    spread: float = 0.5  # sigma_0: all begin at sigma_0 / sqrt(inputs)
+    flattens: tuple[int, ...] = ()
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of one member's weight."""
+        return (self.outputs, self.inputs)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.flattens or (self.inputs,)
+
+    @property
+    def written(self) -> int:
+        """Numbers put out per input."""
+        return self.outputs
+
+    @property
+    def multiplications(self) -> int:
+        """Multiply-adds per input."""
+        return self.inputs * self.outputs
+
+
+SIGMA = ".sigma"
+"""Behind the name of a layer whose noise it is."""
+
+Layer = Conv | Linear | LayerNorm | Noise
 
 
 def pooled(image: tuple[int, int]) -> tuple[int, int]:
@@ -134,6 +171,9 @@ class Executor(Protocol[T]):
 
     def layer(self, name: str, x: T, *, relu: bool = False, residual: T | None = None) -> T:
         """A convolution or linear layer (which flattens images), the sum with `residual`, ReLU."""
+
+    def noisy(self, name: str, x: T) -> T:
+        """A linear layer with its noise, or without where none is given."""
 
     def norm(self, name: str, x: T) -> T:
         """A `LayerNorm`."""
@@ -241,8 +281,11 @@ class Encoding(Network, Protocol):
     def following(self, run: Executor[T], x: T, step: int) -> T:
         """The next latent, after the action taken so many steps later."""
 
-    def project(self, run: Executor[T], x: T, *, relu: bool = True) -> T:
-        """The last hidden units of a latent."""
+    def project(self, run: Executor[T], x: T, *, plain: bool = False) -> T:
+        """The last hidden units of a latent; plain ones before their ReLU and without noise."""
+
+    def contrasted(self, run: Executor[T], x: T) -> T:
+        """What a contrastive loss compares latents by."""
 
     def outputs_of(self, run: Executor[T], x: T) -> T:
         """The outputs from a latent."""

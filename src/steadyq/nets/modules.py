@@ -113,6 +113,7 @@ class ModuleEnsemble(Ensemble):
         observation: Tensor,
         around: Callable[[Executor[Tensor]], Executor[Tensor]] | None = None,
         taus: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom]; `around` is shown what each layer reads of the one before."""
         x = observation.float() / self.pixel_max

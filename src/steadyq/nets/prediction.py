@@ -7,7 +7,7 @@ from steadyq.nets.layers import Encoding, Executor, Layer, T
 
 @dataclass(frozen=True)
 class Projection:
-    """The last hidden units before their ReLU."""
+    """The last hidden units before their ReLU and without noise."""
 
     network: Encoding
 
@@ -18,7 +18,7 @@ class Projection:
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Encoder, hidden layer."""
-        return self.network.project(run, self.network.latent(run, x), relu=False)
+        return self.network.project(run, self.network.latent(run, x), plain=True)
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,22 @@ class Rollout:
         for step in range(self.steps):
             x = network.following(run, x, step)
             latents.append(x)
-        return values, run.layer("predictor", network.project(run, run.together(*latents), relu=False))
+        return values, run.layer("predictor", network.project(run, run.together(*latents), plain=True))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What a contrastive loss compares: a key, or a query, which is a key through the product."""
+
+    network: Encoding
+    query: bool
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The network's."""
+        return self.network.layers
+
+    def wire(self, run: Executor[T], x: T) -> T:
+        """Encoder, projection, product."""
+        x = self.network.contrasted(run, self.network.latent(run, x))
+        return run.layer("contrast.product", x) if self.query else x

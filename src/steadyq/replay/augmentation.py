@@ -1,7 +1,8 @@
 """Random shifts and intensities of sampled images: what a network is shown of one transition differs each time.
 
 Shifting by replicating the border is DrQ's augmentation, scaling all pixels of an image SPR's; both as BBF uses them,
-with independent draws for s, s' and the steps that a loss looks ahead. The numbers come with `Draw`.
+with independent draws for s, s' and the steps that a loss looks ahead. Two more views of s are shifted for a loss that
+compares them (CURL). The numbers come with `Draw`.
 """
 
 from dataclasses import dataclass, replace
@@ -15,28 +16,38 @@ from steadyq.value.shapes import Batch, Draw
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Shifts of up to `shift` pixels each way; pixels times 1 + `intensity` x a normal number cut at 2."""
+    """Shifts of up to `shift` pixels each way; pixels times 1 + `intensity` x a normal number cut at 2.
+
+    Views that are compared are shifted by up to `compared`.
+    """
 
     shift: int = 0
     intensity: float = 0.0
+    compared: int = 0
 
     @property
     def active(self) -> bool:
-        """Whether it changes anything."""
+        """Whether it changes what values are learned from."""
         return self.shift > 0 or self.intensity > 0
 
     def draw(self, batch: int, rng: np.random.Generator, future: int = 0) -> dict[str, np.ndarray | float | int]:
-        """`shift` and `intensity` of a draw: views of s, of s' and of so many steps of the future of every sample."""
-        if not self.active:
-            return {"shift": 0, "intensity": 1.0}
-        return {
-            "shift": rng.integers(-self.shift, self.shift + 1, size=(2 + future, batch, 2)),
-            "intensity": 1 + self.intensity * rng.standard_normal((2 + future, batch)).clip(-2, 2),
-        }
+        """`shift` and `intensity` of a draw: views of s, of s' and of so many steps of the future of every sample; and
+        `views`, the shifts of two that are compared.
+        """
+        drawn: dict[str, np.ndarray | float | int] = {"shift": 0, "intensity": 1.0, "views": 0}
+        if self.active:
+            drawn["shift"] = rng.integers(-self.shift, self.shift + 1, size=(2 + future, batch, 2))
+            drawn["intensity"] = 1 + self.intensity * rng.standard_normal((2 + future, batch)).clip(-2, 2)
+        if self.compared:
+            drawn["views"] = rng.integers(-self.compared, self.compared + 1, size=(2, batch, 2))
+        return drawn
 
 
 def augmented(batch: Batch, draw: Draw) -> Batch:
     """The batch as the draw shows it; a draw without views changes nothing."""
+    if len(draw.views):  # of what was sampled: the values' own views are another matter
+        plain = draw.intensity.new_ones(len(batch.observation))
+        batch = replace(batch, views=torch.stack([moved(batch.observation, each, plain) for each in draw.views]))
     if len(draw.shift) == 0:
         return batch
     future = batch.future

@@ -18,11 +18,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from steadyq.envs import Environment
 from steadyq.errors import UserError, nearest
@@ -32,6 +30,9 @@ from steadyq.recipe import Recipe
 from steadyq.run.digests import check_log, check_part, check_seal, check_whole, listed, verifying
 from steadyq.run.files import IDENTITY, LONGER, OWN, UNFINISHED, open_plain, read_text, refuse_links, refuse_strange
 from steadyq.run.logs import rows
+
+if TYPE_CHECKING:  # pages and tables are made of logs: PyTorch is for those who ask for weights
+    from torch import Tensor
 
 SMALL_REPLAY = 32 * 2**20
 """Bytes of a replay buffer that a finished run keeps in any case, so that it can be trained longer."""
@@ -257,7 +258,7 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
-    def weights(self, networks: Literal["online", "target", "best"] = "online") -> tuple[dict[str, Tensor], int]:
+    def weights(self, networks: Literal["online", "target", "best"] = "online") -> "tuple[dict[str, Tensor], int]":
         """The newest parameters of these networks, or those that were best on the way, and their step."""
         checkpoints = self.checkpoints()
         if not checkpoints:
@@ -311,8 +312,10 @@ def read_table(file: Path) -> dict[str, Any]:
     return found
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> "dict[str, Tensor]":
     """Named tensors from a safetensors file."""
+    from safetensors.torch import load_file
+
     try:
         os.close(open_plain(file))
         return load_file(file)

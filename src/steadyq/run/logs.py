@@ -7,6 +7,7 @@ whoever reads the rows may rely on their types.
 import json
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,13 +29,14 @@ def rows(file: Path, log: Log) -> Iterator[Row]:
     check, before = _CHECKS[log], 0.0
     for number, line, last in _lines(file):
         try:
-            row = json.loads(line)
+            row = _parsed(line)
         except (ValueError, RecursionError):
             if last:
                 return
             raise UserError(f"{file} is damaged: line {number} is not JSON") from None
         step: Any = row.get("step") if isinstance(row, dict) else None
-        if not is_number(step) or not 0 <= step < math.inf:
+        of = type(step)
+        if not ((of is int and 0 <= step < LARGEST) or (of is float and 0 <= step < math.inf)):
             raise UserError(f"{file} is damaged: line {number} is not a row with a step")
         if step < before:
             raise UserError(
@@ -47,6 +49,21 @@ def rows(file: Path, log: Log) -> Iterator[Row]:
             found = f"{shown(row[name])} for {name}, which is no {kind}" if name in row else f"no {name}"
             raise UserError(f"{file} is damaged: line {number} has {found}")
         yield row
+
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def _parsed(line: bytes) -> Any:
+    """As `json.loads`, sooner for a line as ours are: in UTF-8, nothing but the value before its end."""
+    try:
+        text = line.decode()
+        value, end = _decode(text)
+        if end + 1 == len(text) and text[end] == "\n":
+            return value
+    except ValueError:
+        pass
+    return json.loads(line)
 
 
 def shown(value: Any) -> str:
@@ -103,16 +120,16 @@ def _diagnostics(row: Row) -> tuple[str, str] | None:
 
 
 def _names(value: Any, row: Row) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return isinstance(value, list) and {*map(type, value)} <= {str}
 
 
 def _ratios(value: Any, row: Row) -> bool:
-    if not isinstance(value, list) or not value or not all(isinstance(each, list) for each in value):
+    if not isinstance(value, list) or {*map(type, value)} != {list}:
         return False
-    width = len(row["layers"])
-    return all(
-        len(each) == width and ({*map(type, each)} <= _REAL or all(_number(ratio, row) for ratio in each))
-        for each in value
+    if {*map(len, value)} != {len(row["layers"])}:
+        return False
+    return _REAL.issuperset(map(type, chain.from_iterable(value))) or all(
+        _number(ratio, row) for each in value for ratio in each
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -184,6 +185,7 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
     size = sum(math.prod(shape[1:]) for shape in ensemble.shapes().values())
     masks = ", of which the environment says what may be played" * spec.masked
     where, operator = computing(ensemble, device_for(recipe)), recipe.operator
+    noise = f", noisy {recipe.network.noisy:g}" if recipe.network.noisy else ""
     seen = (
         [f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}{masks}"]
         if spec.seen
@@ -194,9 +196,9 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         *(f"  {line}" for line in recipe.protocol.lines()),
         *seen,
         *([f"  learns from {recipe.replay.dataset} and plays nothing"] if recipe.replay.dataset else []),
-        f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters; operator {operator.kind}, "
-        f"exchange {operator.exchange}, forbid {operator.forbid}, ceiling {operator.ceiling}; "
-        f"estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
+        f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters{noise}; "
+        f"operator {operator.kind}, exchange {operator.exchange}, forbid {operator.forbid}, "
+        f"ceiling {operator.ceiling}; estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
         f"resets {recipe.regulation.intervention}",
         f"computing on {where['device']}: form {where['form']}, {where['precision']}",
         *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
@@ -236,10 +238,16 @@ def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
     )
 
 
+_EARLIER: WeakSet[Training] = WeakSet()
+"""Runs of this process that are still in memory."""
+
+
 def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[Callback]) -> None:
     saved = writer.load()
-    gc.collect()  # replay and graphs of an earlier run in this process
+    if device_for(recipe).type == "cuda" or sum(earlier.ring.nbytes for earlier in _EARLIER) > SMALL_REPLAY:
+        gc.collect()  # replay and graphs of earlier runs in this process
     training = Training(recipe, writer)
+    _EARLIER.add(training)
     how = training.computes()
     with ExitStack() as open_things:
         open_things.callback(training.env.close)
@@ -498,7 +506,9 @@ def seconds_per_update(recipe: Recipe, spec: EnvSpec) -> float:
         if steps := recipe.auxiliary.future:
             ahead = (part.expand(steps, *part.shape) for part in (observation, zeros, ones > 0))
             batch = replace(batch, future=Future(*ahead))
-        layout = replace(draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False)
+        layout = replace(
+            draw_layout(recipe, spec), members=members, batch=batch_size, keep=0, augmented=False, compared=False
+        )
         draw = layout.plain(device)
         if device.type == "cuda":
             with compiling_ahead(device):

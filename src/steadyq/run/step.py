@@ -81,6 +81,7 @@ class Training:
         self.learning = Learning(self.learner, self.ring, self.draws.layout)
         self.acting = acting_for(recipe, training=True)
         self.member = torch.zeros(self.spec.lanes, dtype=torch.int64, device=self.device)  # that each lane's game drew
+        self.noise = torch.zeros(self.draws.layout.shapes["noise"][1:], device=self.device)  # by which networks act
         self.sums = self.learning.sums
         self._act = Captured(self._act_on_device, self.device)
         self._store = Captured(self.ring.write, self.device)
@@ -168,14 +169,16 @@ class Training:
         return row
 
     def act_values(self) -> Tensor:
-        """The value by which the ensemble acts, [lane, action]."""
+        """The value by which the ensemble acts, [lane, action]; noisy networks with fresh noise, one for all lanes."""
+        if self.noise.numel():
+            self.noise.copy_(to_device(self.rng.standard_normal(self.noise.shape, np.float32), self.device))
         return self._act(self.ring.open_slots)
 
     @torch.no_grad()
     def _act_on_device(self, slots: Tensor) -> Tensor:
         learner, observation = self.learner, self.ring.observation(slots)
         params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
-        q = self.acting(learner.values(params, observation).q, self.member)
+        q = self.acting(learner.values(params, observation, noise=self.noise).q, self.member)
         return permitted(q, None if self.ring.allowed is None else self.ring.allowed[slots])
 
     def share_random(self, step: int) -> float:
@@ -390,6 +393,7 @@ class Training:
                 "adam_second": learner.adam.second,
                 "adam_step": learner.adam.step,
                 **({"snapshots": learner.older} if self.recipe.operator.snapshots > 1 else {}),
+                **({"slow": learner.slow} if learner.slow else {}),
                 "replay": self.ring.state(),
                 "loop": {
                     "generator": self.generator.get_state(),
@@ -428,6 +432,7 @@ class Training:
         needed = {"online", "target", "adam_first", "adam_second", "adam_step", "loop", "env", "ceiling"}
         averaged = self.recipe.operator.snapshots > 1
         needed |= {"snapshots"} if averaged else set()
+        needed |= {"slow"} if learner.slow else set()
         if missing := needed - tensors.keys():
             newest = self.writer.folder.checkpoints()[-1]
             raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
@@ -438,6 +443,7 @@ class Training:
             (learner.adam.second, "adam_second"),
             (learner.adam.step, "adam_step"),
             *([(learner.older, "snapshots")] if averaged else []),
+            *([(learner.slow, "slow")] if learner.slow else []),
         ):
             if {key: t.shape for key, t in tensors[name].items()} != {key: t.shape for key, t in group.items()}:
                 newest = self.writer.folder.checkpoints()[-1]

@@ -45,6 +45,7 @@ class Draws:
             gamma=self.gamma.at_complement(step, since),
             share=self.operator.shares(self.layout.members, rng),
             taus=rng.random((2, self.layout.batch, self.layout.samples)),
+            noise=rng.standard_normal((2, self.layout.members, self.layout.noise), np.float32),
             **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )
 

@@ -54,6 +54,12 @@ class Table:
         )
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
+    def markdown(self) -> str:
+        """Return the table as Markdown, the best in bold, without its title and notes."""
+        rows = [self.columns, ["---"] * len(self.columns)]
+        rows += [[f"**{cell.text[1:]}**" if cell.best else cell.text for cell in row] for row in self.rows]
+        return "".join(f"| {' | '.join(part.strip() for part in row)} |\n" for row in rows)
+
     def json(self) -> str:
         """Return the unrounded values as JSON, with the positions [row, column] of the best."""
         best = [[r, c] for r, row in enumerate(self.rows) for c, cell in enumerate(row) if cell.best]

@@ -8,13 +8,16 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from steadyq.errors import UserError
+from steadyq.run.files import OWN, UNFINISHED
 
 ENDINGS = (".tar.xz", ".tar.gz", ".tar")
+KEPT = {"sweep.toml", *OWN} - {"lock"}
+"""Files that an archive has of a sweep and its runs."""
 MOST_BYTES, MOST_FILES = 16 << 30, 200_000
 """What an archive may unpack to: a small file can hold more than any disk."""
 
@@ -53,6 +56,28 @@ def _unpack(archive: Path, place: Path) -> None:
         raise UserError(f"{archive} cannot be unpacked: {' '.join(str(error).split()) or 'it is damaged'}") from None
     except OSError as error:
         raise UserError(f"{archive} cannot be unpacked: {error.strerror or error}") from None
+
+
+def pack(folder: Path, archive: Path, top: str = "", runs: Iterable[Path] | None = None) -> None:
+    """Write logs and results of the runs in a folder, or of some of them: no weights, no dates.
+
+    What is there already is replaced at once, when the new archive is whole.
+    """
+    unfinished = archive.with_name(f"{archive.name}.{os.urandom(4).hex()}{UNFINISHED}")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    wanted = {folder, *(run_folders(folder) if runs is None else runs)}
+    with tarfile.open(unfinished, "w:xz") as tar:
+        for file in sorted(found for each in wanted for found in each.iterdir()):
+            if file.name in KEPT and file.is_file():
+                tar.add(file, str(Path(top or folder.name) / file.relative_to(folder)), filter=_nobody)
+    os.replace(unfinished, archive)
+
+
+def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same runs give the same bytes, whoever packs them."""
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def without_ending(archive: Path) -> str:

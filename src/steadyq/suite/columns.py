@@ -189,7 +189,10 @@ def read_events(found: Iterable[Row]) -> Events:
                 games[0].append(row["step"])
                 games[1].append(row["score"])
             case "spikes":
-                measured.setdefault(tuple(row["layers"]), _Measured()).add(row["step"], row["ratios"])
+                layers = tuple(row["layers"])
+                if layers not in measured:
+                    measured[layers] = _Measured()
+                measured[layers].add(row["step"], row["ratios"])
             case "reset":
                 resets.append(read_reset(row))
             case "diverged":

@@ -6,6 +6,7 @@ same folder, which then shares the work.
 """
 
 import contextlib
+import math
 import shlex
 import time
 from collections.abc import Sequence
@@ -90,8 +91,12 @@ def launcher_for(
     return cluster
 
 
-def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2) -> int:
-    """Run the plan to its end; returns the exit code: 0 all finished, 1 some failed, 3 some diverged, 130 stopped."""
+def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2, minutes: float = math.inf) -> int:
+    """Run the plan to its end, or for so many minutes, when runs under way save their state.
+
+    Returns the exit code: 0 all finished, 1 some failed, 3 some diverged, 130 stopped.
+    """
+    until = time.monotonic() + 60 * minutes
     plan.out.mkdir(parents=True, exist_ok=True)
     replace_text(plan.out / STUDY_FILE, plan.study.to_toml())
     board = Board(plan.entries, console)
@@ -105,6 +110,9 @@ def launch(plan: Plan, launcher: Launcher, console: Console, *, retries: int = 2
             while any(entry.state in ("waiting", "running", "elsewhere") for entry in plan.entries):
                 for entry, ending, words in launcher.poll():
                     _account(entry, ending, words, retries, board)
+                if time.monotonic() > until:
+                    board.say("the time is up")
+                    stop.set()
                 if stop.is_set():
                     break
                 if words := launcher.news():

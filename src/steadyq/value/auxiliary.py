@@ -21,11 +21,17 @@ class Auxiliary(Protocol):
     def weight(self) -> float:
         """What it is multiplied by."""
 
-    def goal(self, ensemble: Ensemble, target: Params, batch: Batch) -> Tensor:
-        """What is to be predicted, by the target networks; no gradient goes there."""
+    @property
+    def momentum(self) -> float:
+        """How much of itself a copy of the networks, which makes the goal, keeps in an update; 0: the target networks
+        make it.
+        """
+
+    def goal(self, ensemble: Ensemble, slow: Params, batch: Batch) -> Tensor:
+        """What is to be predicted, by slower copies of the networks; no gradient goes there."""
 
     def predict(
-        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None
+        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """z[member, batch, action, atom] at s, and what is predicted."""
 
@@ -44,19 +50,20 @@ class SelfPrediction:
 
     steps: int = 5
     weight: float = 5.0
+    momentum: float = 0.0
 
     @torch.no_grad()
-    def goal(self, ensemble: Ensemble, target: Params, batch: Batch) -> Tensor:
+    def goal(self, ensemble: Ensemble, slow: Params, batch: Batch) -> Tensor:
         """The target networks' projections of what came, [member, step, batch, unit]."""
         future = self.future(batch)
-        seen = ensemble.project(target, future.observation.flatten(0, 1))
+        seen = ensemble.project(slow, future.observation.flatten(0, 1))
         return seen.reshape(len(seen), *future.action.shape, -1)
 
     def predict(
-        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None
+        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """z[member, batch, action, atom] at s, and what is predicted of the steps after it, as `goal`."""
-        return ensemble.predict(params, batch.observation, self.future(batch).action, taus)
+        return ensemble.predict(params, batch.observation, self.future(batch).action, taus, noise)
 
     def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
         """Return the mean over steps of |p/|p| - g/|g||^2 = 2 - 2 cos(p, g), 0 beyond the end, [member, batch]."""
@@ -68,3 +75,37 @@ class SelfPrediction:
         if batch.future is None:
             raise ValueError("a self-predictive loss needs the steps after a batch: Ring(..., future=steps)")
         return batch.future
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """CURL (Laskin et al. 2020): of all states of a batch each member's query of one is to find its key of that one.
+
+    A query is a view of s through encoder, projection and product, a key another view of it through the encoder and
+    projection of a copy that follows slowly. Their products, times `scale`, are the logits of whose key it is.
+    """
+
+    weight: float = 1.0
+    momentum: float = 0.999
+    scale: float = 0.1
+
+    @torch.no_grad()
+    def goal(self, ensemble: Ensemble, slow: Params, batch: Batch) -> Tensor:
+        """The keys, [member, batch, unit]."""
+        return ensemble.contrast(slow, self.views(batch)[1], query=False)
+
+    def predict(
+        self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """z[member, batch, action, atom] at s, and the queries, as `goal`."""
+        z = ensemble.forward(params, batch.observation, taus=taus, noise=noise)
+        return z, ensemble.contrast(params, self.views(batch)[0], query=True)
+
+    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
+        """Return -log softmax over all keys, that of a sample's own, [member, batch]."""
+        logits = self.scale * predicted.float() @ goal.float().transpose(1, 2)  # [member, query, key]
+        return -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)
+
+    def views(self, batch: Batch) -> Tensor:
+        """The two looks at s: drawn ones, or what there is twice."""
+        return batch.observation.expand(2, *batch.observation.shape) if batch.views is None else batch.views

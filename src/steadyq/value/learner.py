@@ -89,6 +89,8 @@ class Learner:
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
         older = settings.snapshots - 1
+        kept = 0.0 if auxiliary is None else auxiliary.momentum
+        self.slow: Params = {name: p.detach().clone() for name, p in self.online.items()} if kept else {}
         self.older: Params = {name: p.repeat(older, *[1] * (p.dim() - 1)) for name, p in self.target_low.items()}
         self.earlier = replace(ensemble, members=older * ensemble.members)
         self.ceiling = torch.full((), torch.inf, device=device)
@@ -103,17 +105,25 @@ class Learner:
         """Let schedules begin again."""
         self.restarted = self.updates
 
-    def values(self, params: Params, observation: Tensor, taus: Tensor | None = None) -> Values:
-        """Distributions and means at the observations."""
-        z = self.ensemble.forward(params, observation, taus=taus)
+    @property
+    def followers(self) -> tuple[Params, ...]:
+        """Networks that follow the online ones: the target, and the copy that makes an auxiliary loss's goal."""
+        return (self.target, self.slow) if self.slow else (self.target,)
+
+    def values(
+        self, params: Params, observation: Tensor, taus: Tensor | None = None, noise: Tensor | None = None
+    ) -> Values:
+        """Distributions and means at the observations; noisy networks are at their means unless noise is given."""
+        z = self.ensemble.forward(params, observation, taus=taus, noise=noise)
         return Values(z, self.estimator.q(z))
 
-    def target_values(self, observation: Tensor, taus: Tensor | None = None) -> Values:
+    def target_values(self, observation: Tensor, taus: Tensor | None = None, noise: Tensor | None = None) -> Values:
         """What the target networks say: their newest copy, or the mean of the last few (Averaged DQN)."""
-        now, count = self.values(self.target_low, observation, taus), self.settings.snapshots
+        now, count = self.values(self.target_low, observation, taus, noise), self.settings.snapshots
         if count == 1:
             return now
-        older = self.earlier.forward(self.older, observation, taus=taus)
+        again = None if noise is None else noise.repeat(count - 1, 1)
+        older = self.earlier.forward(self.older, observation, taus=taus, noise=again)
         every = torch.cat((now.z, older)).view(count, *now.z.shape)
         z = self.estimator.mix(every.movedim(0, -2), every.new_full((count,), 1 / count))
         return Values(z, self.estimator.q(z))
@@ -127,15 +137,15 @@ class Learner:
         """Return what predictions are regressed towards, y[member, batch, atom], the target networks at s', and how
         much every sample weighs.
         """
-        after, taus = batch.next_observation, draw.taus[1]
-        target = self.candidates(self.target_values(after, taus), batch)
+        after, taus, noise = batch.next_observation, draw.taus[1], draw.noise[1]
+        target = self.candidates(self.target_values(after, taus, noise), batch)
         online = target
         if self.operator.reads_online:
-            online = self.candidates(self.values(self.online_low, after, taus), batch)
+            online = self.candidates(self.values(self.online_low, after, taus, draw.noise[0]), batch)
         z_next = self.operator(online, target, batch, draw)
         reward = batch.reward
         if self.operator.reads_here:
-            here = self.target_values(batch.observation, taus)
+            here = self.target_values(batch.observation, taus, noise)
             here = Values(here.z, permitted(here.q, batch.allowed))
             reward = reward + self.operator.bonus(here, batch)
         y = self.estimator.backup(z_next, reward, batch.discount, self.ceiling)
@@ -163,12 +173,12 @@ class Learner:
         beside, auxiliary = Beside(self.device), self.auxiliary
         with beside.reading(batch, draw):
             y, target, weight = self.targets(batch, draw)
-            goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.target_low, batch)
+            goal = None if auxiliary is None else auxiliary.goal(self.ensemble, self.slow or self.target_low, batch)
         leaves = {name: p.detach().requires_grad_() for name, p in self.online_low.items()}
         if auxiliary is None:
-            now, predicted = self.values(leaves, batch.observation, draw.taus[0]), None
+            now, predicted = self.values(leaves, batch.observation, draw.taus[0], draw.noise[0]), None
         else:
-            z, predicted = auxiliary.predict(self.ensemble, leaves, batch, draw.taus[0])
+            z, predicted = auxiliary.predict(self.ensemble, leaves, batch, draw.taus[0], draw.noise[0])
             now = Values(z, self.estimator.q(z))
         beside.join()
         batch = replace(batch, weight=weight)
@@ -202,6 +212,8 @@ class Learner:
             settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
             if tau is not None:
                 polyak_(self.target, self.online, tau)
+        if self.auxiliary is not None and self.slow:
+            polyak_(self.slow, self.online, 1 - self.auxiliary.momentum)
         if settings.penalties.project:
             settings.penalties.project_(self.online, self.initial, self.ensemble.network)
             self.refresh()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from steadyq.nets.ensemble import Ensemble
+from steadyq.nets.layers import SIGMA
 from steadyq.nets.units import dormant_fraction, reading_columns
 from steadyq.value.learner import Learner
 from steadyq.value.optim import along
@@ -199,7 +200,9 @@ class ShrinkPerturb:
 
 @dataclass(frozen=True)
 class Recycle:
-    """ReDo: dormant units get fresh incoming weights and a bias of zero, and outgoing weights of zero."""
+    """ReDo: dormant units get fresh incoming weights and a bias of zero, and outgoing weights of zero; noise that comes
+    in begins again, noise that goes out is zero too.
+    """
 
     threshold: float = 0.1
     name: ClassVar[str] = "recycle"
@@ -221,6 +224,7 @@ class Recycle:
             bias.masked_fill_(units.to(bias.device), 0)
             _join(touched, f"{name}.weight", rows.expand_as(weight))
             _join(touched, f"{name}.bias", units.to(bias.device))
+            _renew_noise_(name, units, params, ensemble, generator, touched)
             for reader in network.readers[name]:
                 outgoing = params[f"{reader}.weight"]
                 columns = reading_columns(units.to(outgoing.device), network.layers[reader])
@@ -307,9 +311,11 @@ class Regulation:
             learner.adam.clear_(name, where.to(learner.online[name].device))
         match self.target:
             case "synchronise":
-                synchronise_(torch.stack(list(mask.values())).any(0), learner.target, learner.online)
+                for follower in learner.followers:
+                    synchronise_(torch.stack(list(mask.values())).any(0), follower, learner.online)
             case "own":
-                self.intervention(mask, learner.target, ensemble, evidence, generator)
+                for follower in learner.followers:
+                    self.intervention(mask, follower, ensemble, evidence, generator)
             case "keep":
                 pass
             case _:
@@ -350,7 +356,7 @@ def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Gen
     A layer is drawn for all members and written under the mask, so the random stream does not depend on which were hit.
     """
     touched = Touched()
-    for name, hit in mask.items():
+    for name, hit in with_noise(mask, ensemble).items():
         share = strength(name, ensemble)
         if not hit.any():
             continue
@@ -361,6 +367,24 @@ def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Gen
             p.copy_(torch.where(where, p.lerp(drawn.to(p.device), share), p))
             touched[key] = hit
     return touched
+
+
+def with_noise(mask: Mask, ensemble: Ensemble) -> Mask:
+    """The masked layers, each with its noise where it has any."""
+    layers = ensemble.network.layers
+    return mask | {name + SIGMA: hit for name, hit in mask.items() if name + SIGMA in layers}
+
+
+def _renew_noise_(
+    name: str, units: Tensor, params: Params, ensemble: Ensemble, generator: torch.Generator, touched: Touched
+) -> None:
+    """Where a layer has noise, that of these of its units begins again."""
+    layer = ensemble.network.layers.get(name + SIGMA)
+    for part, begun in zip(("weight", "bias"), ensemble.initial_layer(layer, generator) if layer else (), strict=False):
+        noise = params[f"{name}{SIGMA}.{part}"]
+        where = units.view(*units.shape, *[1] * (noise.dim() - 2)).to(noise.device)
+        noise.copy_(torch.where(where, begun.to(noise.device), noise))
+        _join(touched, f"{name}{SIGMA}.{part}", where.expand_as(noise))
 
 
 def _join(touched: Touched, name: str, where: Tensor) -> None:

@@ -11,6 +11,7 @@ and loss run over them. `discount` already holds gamma^n and is zero where the t
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,18 @@ class Batch:
     next_allowed: Tensor | None = None  # [batch, action] bool: the same at s'
 
     future: Future | None = None  # the steps after, where a loss asks for them
+    views: Tensor | None = None  # [2, batch, ...] two more looks at s, where a loss compares them
 
     def part(self, first: int, end: int) -> "Batch":
         """Some of the transitions."""
         every: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         future = None if self.future is None else self.future.part(first, end)
-        columns = {name: each[first:end] for name, each in every.items() if each is not None and name != "future"}
-        return replace(self, **columns, future=future)
+        columns = {name: each[first:end] for name, each in every.items() if each is not None and name not in APART}
+        return replace(self, **columns, future=future, views=None if self.views is None else self.views[:, first:end])
+
+
+APART = ("future", "views")
+"""What of a batch does not have its transitions first."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,14 @@ class Draw:
     intensity: Tensor  # [view, batch] what images are multiplied by
     share: Tensor  # [member] in what an operator mixes, summing to 1
     taus: Tensor  # [2, batch or 1, atom] quantiles that an implicit estimator is asked for: at s, at s'
+    noise: Tensor  # [2, member, number] normal numbers, the noise of the online and of the target networks
+    views: Tensor  # [2, batch, 2] int64: by how much two views of s are shifted that a loss compares
 
 
 KINDS = {
     "order": "exact", "forbid": "truth", "keep": "real", "rate": "wide", "horizon": "exact", "gamma": "real",
     "uniform": "wide", "shift": "exact", "intensity": "real", "share": "real", "taus": "real",
+    "noise": "real", "views": "exact",
 }  # fmt: skip
 """What the numbers of a draw become on the device: whole numbers, float32, float64 as they travel, or bool."""
 
@@ -95,8 +104,10 @@ class DrawLayout:
     augmented: bool = False  # whether images are shifted and scaled
     future: int = 0  # steps of the future that are shown too
     samples: int = 0  # quantiles drawn for each sample
+    noise: int = 0  # normal numbers that make the noise of a network
+    compared: bool = False  # whether a loss compares two views of s
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each field of `Draw`, in their order in the vector."""
         views = (2 + self.future) * self.augmented
@@ -112,9 +123,22 @@ class DrawLayout:
             "intensity": (views, self.batch),
             "share": (self.members,),
             "taus": (2, self.batch, self.samples),
+            "noise": (2, self.members, self.noise),
+            "views": (2 * self.compared, self.batch, 2),
         }
 
-    @property
+    @cached_property
+    def places(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Where each field lies in the vector, and its shape."""
+        found: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            found[name] = slice(start, end), shape
+            start = end
+        return found
+
+    @cached_property
     def size(self) -> int:
         """Numbers in the vector."""
         return sum(math.prod(shape) for shape in self.shapes.values())
@@ -123,19 +147,15 @@ class DrawLayout:
         """One vector out of all fields."""
         if values.keys() != self.shapes.keys():
             raise ValueError(f"a draw has {list(self.shapes)}, not {list(values)}")
-        parts = [np.broadcast_to(values[name], shape).ravel() for name, shape in self.shapes.items()]
-        return np.concatenate(parts).astype(np.float64, copy=False)
+        packed = np.empty(self.size)
+        for name, (place, shape) in self.places.items():
+            packed[place].reshape(shape)[...] = values[name]
+        return packed
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
         kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
-        parts: dict[str, Tensor] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            parts[name] = kinds[KINDS[name]][start:end].view(shape)
-            start = end
-        return Draw(**parts)
+        return Draw(**{name: kinds[KINDS[name]][place].view(shape) for name, (place, shape) in self.places.items()})
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
         """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
@@ -152,6 +172,7 @@ class DrawLayout:
             "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
             "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
             "share": 1 / self.members, "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
+            "noise": 0.0, "views": 0,
         }  # fmt: skip
 
 

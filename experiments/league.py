@@ -1,0 +1,317 @@
+"""The league: every preset that fits on five MinAtar games, all tuned alike; writes docs/league.md.
+
+python experiments/league.py grid --runs DIR      learning and target rates of every preset on one game
+python experiments/league.py choose               the best of them: writes studies/league.toml
+python experiments/league.py play --runs DIR      studies/league.toml
+python experiments/league.py table                what archives in results/ say: prints tables, writes the page
+
+`grid` and `play` begin with what results/league-grid*.tar.xz and results/league-play*.tar.xz hold, run what is missing
+for at most `--minutes`, and pack all that has finished into `--archive`: the next visit to a machine goes on from
+there, and archives of several machines lie side by side until the next `grid` or `play` packs them together.
+"""
+
+import argparse
+import dataclasses
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from steadyq import envs
+from steadyq.build import ensemble_for
+from steadyq.errors import UserError
+from steadyq.monitor.verdict import overestimation
+from steadyq.presets import PRESETS, recipe_for
+from steadyq.run.files import replace_text
+from steadyq.scores import statistics
+from steadyq.scores.published import Scores
+from steadyq.scores.tables import Cell, Table, render
+from steadyq.suite.archive import pack, run_folders, unpacked
+from steadyq.suite.comparing import interval_of
+from steadyq.suite.launch import launch, launcher_for
+from steadyq.suite.plan import make_plan
+from steadyq.suite.runs import Run
+from steadyq.suite.study import STUDY_FILE, Study, find_study
+from steadyq.suite.sweep import Sweep, read_sweep
+from steadyq.suite.tables import tables
+
+ROOT = Path(__file__).parents[1]
+RESULTS, STUDY, PAGE = ROOT / "results", ROOT / "studies" / "league.toml", ROOT / "docs" / "league.md"
+
+GAMES = ("MinAtar/Asterix", "MinAtar/Breakout", "MinAtar/Freeway", "MinAtar/Seaquest", "MinAtar/SpaceInvaders")
+TUNED_ON = "MinAtar/SpaceInvaders"
+"""Rewards are dense there, so that half a run tells rates apart."""
+RATES, TARGET_RATES = (2e-4, 5e-4, 1.25e-3), (0.005, 0.02)
+GRID_SEEDS, SEEDS = (100, 101), (0, 1, 2, 3, 4)
+GRID_STEPS, STEPS = 50_000, 100_000
+FIRST = "dqn"
+"""The preset that all others are held against."""
+COMMON = {
+    "evaluation.episodes": 32,  # as many as are played side by side
+    "record.every": 2000,
+    "record.checkpoint_every": 25_000,
+    "record.tensorboard": False,
+    "monitor.every": 5000,
+}
+LAST_ROWS = 4
+"""Diagnostics at the end are the mean of so many rows: the last fifth of a run."""
+
+
+def presets() -> tuple[dict[str, None], dict[str, str]]:
+    """Presets that can be built on every game, the first one first, and why others cannot."""
+    fit, left = {FIRST: None}, {}
+    for preset in PRESETS:
+        try:
+            for game in GAMES:
+                recipe = recipe_for(preset, game)
+                ensemble_for(recipe, envs.spec(recipe.env, recipe.protocol))
+            fit[preset] = None
+        except UserError as error:
+            left[preset] = str(error)
+    return fit, left
+
+
+def target_changes(preset: str, rate: float) -> dict[str, Any]:
+    """A target rate as options: tau, or a copy every 1 / tau updates where the preset copies.
+
+    Nothing where it copies after every update: it has no target network by design.
+    """
+    every = recipe_for(preset, TUNED_ON).optim.hard_copy_every
+    return {"optim.tau": rate} if not every else {"optim.hard_copy_every": round(1 / rate)} if every > 1 else {}
+
+
+def points(preset: str) -> dict[str, dict[str, Any]]:
+    """The grid of one preset, by label; where target rates make no difference there is one."""
+    found: dict[str, dict[str, Any]] = {}
+    for rate in RATES:
+        for target in TARGET_RATES:
+            changes = target_changes(preset, target)
+            label = f"{preset} rate {rate:g}" + (f" target {target:g}" if changes else "")
+            found[label] = {"preset": preset, "optim.rate": rate, **changes}
+    return found
+
+
+def grid() -> Study:
+    """Every preset at every point, on one game, with seeds that the league does not have."""
+    return Study(
+        name="league-grid",
+        title="The league's grid",
+        question="Which learning rate and target rate suits each preset?",
+        games=(TUNED_ON,),
+        preset=FIRST,
+        seeds=GRID_SEEDS,
+        settings={**COMMON, "steps": GRID_STEPS},
+        variants={label: changes for preset in presets()[0] for label, changes in points(preset).items()},
+    )
+
+
+def area(run: Run) -> float:
+    """Mean over a run's rows of the return of its last 100 training games; a run that diverged is worst."""
+    if run.result is None:
+        return -math.inf
+    return float(np.mean(run.metrics.series("return_100")[1]))
+
+
+def choose(sweep: Sweep) -> Study:
+    """The league: each preset at the point whose runs have the largest area under their curve, mean over seeds."""
+    variants: dict[str, Mapping[str, Any]] = {}
+    cells = sweep.cells.get(TUNED_ON, {})
+    for preset in presets()[0]:
+        own = points(preset)
+        missing = [label for label in own if len(cells.get(label, ())) < len(sweep.study.seeds)]
+        if missing:
+            print(f"left out: {preset}, {len(missing)} of {len(own)} points are not complete ({missing[0]} ...)")
+            continue
+        best = max(own, key=lambda label: float(np.mean([area(run) for run in cells[label]])))
+        variants[preset] = own[best]
+    if FIRST not in variants:
+        raise UserError(f"the grid of {FIRST} is not complete, and all others are held against it")
+    return Study(
+        name="league",
+        title="The league",
+        question="Which remedy helps, at equal tuning?",
+        games=GAMES,
+        preset=FIRST,
+        seeds=SEEDS,
+        settings={**COMMON, "steps": STEPS},
+        variants=variants,
+        columns=("return_100",),
+    )
+
+
+def gather(part: str, runs: Path) -> None:
+    """Put what archives hold into a sweep folder, beside what is there; a run without a result has diverged."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for archive in sorted(RESULTS.glob(f"league-{part}*.tar.xz")):
+        with unpacked(archive) as place:
+            for study in place.rglob(STUDY_FILE):
+                if not (runs / STUDY_FILE).exists():
+                    shutil.copy(study, runs)
+            for folder in run_folders(place):
+                if not (own := runs / folder.name).exists():
+                    shutil.copytree(folder, own)
+                    if not (own / "result.json").exists():
+                        (own / "diverged").mkdir()
+
+
+def run(part: str, study: Study, args: argparse.Namespace) -> int:
+    """Run what is missing, as long as there is time, and pack what has come to an end."""
+    gather(part, args.runs)
+    plan = make_plan(study, args.runs)
+    launcher = launcher_for("local", plan, args.jobs, args.gpus_per_run, retries=1)
+    print(f"{len(plan.todo)} of {len(plan.entries)} runs to do on {launcher.words}", flush=True)
+    code = launch(plan, launcher, Console(width=160), retries=1, minutes=args.minutes)
+    ended = [entry.folder.path for entry in plan.entries if not entry.left]
+    archive = args.archive or RESULTS / f"league-{part}.tar.xz"
+    pack(args.runs, archive, f"league-{part}", ended)
+    print(f"{len(ended)} runs in {archive}, {archive.stat().st_size / 1e6:.1f} MB")
+    return code
+
+
+def read(part: str) -> Sweep:
+    """All archives of a part as one sweep."""
+    with tempfile.TemporaryDirectory() as place:
+        gather(part, Path(place))
+        return read_sweep(Path(place))
+
+
+def at_the_end(run: Run) -> dict[str, float | None]:
+    """Diagnostics of the last fifth of a run."""
+    rows = [run.diagnostics[at] for at in range(max(0, len(run.diagnostics) - LAST_ROWS), len(run.diagnostics))]
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    rank = [row.get("effective_rank") for row in rows]
+    possible = [row.get("rank_possible") for row in rows]
+    return {
+        "dormant share": mean(row.get("dormant") for row in rows),
+        "effective rank, of possible": mean(a / b for a, b in zip(rank, possible, strict=True) if a and b),
+        "spike": mean(row.get("spike") for row in rows),
+        "churn": mean(row.get("churn") for row in rows),
+        "overestimation": mean(overestimation(rows, at) for at in range(len(rows))),
+    }
+
+
+def diagnostics(sweep: Sweep) -> Table:
+    """What the monitor measured at the end of every preset's runs, mean over games and seeds with its interval."""
+    rows, names = [], tuple(at_the_end(sweep.runs[0]))
+    for label in sweep.study.labels:
+        own = {env: variants[label] for env, variants in sweep.cells.items() if label in variants}
+        cells = [Cell(label)]
+        for name in names:
+            values = {
+                env: {r.seed: v for r in runs if (v := at_the_end(r)[name]) is not None} for env, runs in own.items()
+            }
+            cells.append(Cell(spanned(Scores({env: found for env, found in values.items() if found}), 3)))
+        rows.append(tuple(cells))
+    return Table(
+        title=f"{sweep.study.title}: diagnostics at the end",
+        columns=("preset", *names),
+        rows=tuple(rows),
+        notes=(
+            f"Mean of the last {LAST_ROWS} rows of every run's diagnostics ([metrics.md](metrics.md) defines them), "
+            "then over games and seeds, with its 95 % bootstrap interval over seeds. Overestimation: greedy values "
+            "above realised returns, in units of these.",
+        ),
+    )
+
+
+def by_game(sweep: Sweep) -> Table:
+    """Every preset's mean evaluation score on every game."""
+    rows = []
+    for label in sweep.study.labels:
+        scores = [sweep.scores(label, [env]) for env in sweep.study.games]
+        rows.append((Cell(label), *(Cell(None if each is None else spanned(each, 1)) for each in scores)))
+    names = [env.partition("/")[2] for env in sweep.study.games]
+    return Table(f"{sweep.study.title}: mean evaluation score", ("preset", *names), tuple(rows))
+
+
+def spanned(scores: Scores, digits: int) -> str | None:
+    """A mean with its interval."""
+    if not scores.games:
+        return None
+    found = interval_of(scores, statistics.mean)
+    span = f" ({found.low:.{digits}f} to {found.high:.{digits}f})" if found else ""
+    return f"{statistics.mean(scores):.{digits}f}{span}"
+
+
+def settings(study: Study) -> Table:
+    """What the grid chose."""
+    rows = []
+    for preset, changes in study.variants.items():
+        optim = study.recipe(preset, TUNED_ON, 0).optim
+        target = f"{optim.tau:g}" if not optim.hard_copy_every else f"a copy every {optim.hard_copy_every}"
+        rows.append((Cell(preset), Cell(f"{changes['optim.rate']:g}"), Cell(target)))
+    return Table("The grid's choice", ("preset", "learning rate", "target rate"), tuple(rows))
+
+
+def bold(note: str) -> str:
+    """A note on what a star marks, where the same is in bold."""
+    return f"Bold: {note.removeprefix('* ')}" if note.startswith("* ") else note
+
+
+def page(sweep: Sweep, found: Sequence[Table]) -> str:
+    """The whole page."""
+    commits = sorted({str(run.result["commit"])[:10] for run in sweep.runs if run.result and run.result.get("commit")})
+    left = "".join(f"Left out: `{preset}` ({why}). " for preset, why in presets()[1].items())
+    body = "\n".join(
+        f"## {table.title}\n\n{table.markdown()}\n" + "".join(f"{bold(note)}\n\n" for note in table.notes)
+        for table in found
+    )
+    rates, targets = (", ".join(f"{rate:g}" for rate in each) for each in (RATES, TARGET_RATES))
+    return f"""# The league
+
+Every preset on {len(GAMES)} MinAtar games, {STEPS:,} steps, {len(SEEDS)} seeds,
+{COMMON["evaluation.episodes"]} evaluation games a run. {left}All were tuned alike: learning rates {rates} times
+target rates {targets} (where a preset copies its
+target, a copy every 1 / rate updates) on {TUNED_ON} alone, {GRID_STEPS:,} steps, seeds
+{" and ".join(map(str, GRID_SEEDS))}, which no run below has; the point with the largest mean of the training return
+over the whole run was taken for all games. Everything else is as the presets have it. Written by
+`python experiments/league.py table` from `results/league-play*.tar.xz`, runs of commits {", ".join(commits)}.
+
+{body}"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """One of the four commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("grid", "choose", "play", "table"))
+    parser.add_argument("--runs", type=Path, default=ROOT / "sweeps" / "league", help="folder of the runs, one a part")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same command continues")
+    parser.add_argument("--jobs", type=int, help="runs at a time; by default one for each core")
+    parser.add_argument("--gpus-per-run", type=float, help="as of `steadyq sweep`; 0 trains on the CPU")
+    parser.add_argument("--archive", type=Path, help="what is packed; by default results/league-PART.tar.xz")
+    args = parser.parse_args(arguments)
+    args.runs = args.runs.with_name(f"{args.runs.name}-{args.command}")
+    if args.command == "grid":
+        return run("grid", grid(), args)
+    if args.command == "play":
+        return run("play", find_study(str(STUDY)), args)
+    if args.command == "choose":
+        study = choose(read("grid"))
+        replace_text(STUDY, study.to_toml())
+        render(settings(study), Console(width=160))
+        return 0
+    sweep = read("play")
+    study = dataclasses.replace(sweep.study, name="league")
+    first = [table for table in tables(sweep)[:1] if len(sweep.complete) > 0]
+    found = [*first, by_game(sweep), diagnostics(sweep), settings(study)]
+    for table in found:
+        render(table, Console(width=200))
+    replace_text(PAGE, page(sweep, found))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"league: {error}")

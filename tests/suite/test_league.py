@@ -1,0 +1,84 @@
+"""The league's grid and its rule, its archives, and a league that is played in two pieces by real runs."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from scripts import script
+
+from steadyq import presets
+from steadyq.suite.archive import unpacked
+from steadyq.suite.study import find_study
+
+TINY = {
+    "record.every": 50,
+    "monitor.every": 50,
+    "replay.warmup": 40,
+    "replay.capacity": 500,
+    "network.channels": 4,
+    "network.hidden": [16],
+    "evaluation.episodes": 2,
+    "evaluation.random_episodes": 2,
+    "record.tensorboard": False,
+    "compute.device": "cpu",
+}
+
+
+@pytest.fixture
+def league(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with files of its own."""
+    module = script("league")
+    (tmp_path / "results").mkdir()
+    for name, place in (("RESULTS", "results"), ("STUDY", "league.toml"), ("PAGE", "league.md")):
+        monkeypatch.setattr(module, name, tmp_path / place)
+    return module
+
+
+def test_every_preset_has_the_same_grid(league: ModuleType) -> None:
+    runs = league.grid().runs()
+    each = {preset: len(league.points(preset)) for preset in league.presets()[0]}
+    assert next(iter(each)) == "dqn"
+    assert set(each) | set(league.presets()[1]) == set(presets.PRESETS)
+    copying = {preset for preset in each if presets.recipe_for(preset, league.TUNED_ON).optim.hard_copy_every == 1}
+    assert {preset for preset, count in each.items() if count == 3} == copying
+    assert {count for preset, count in each.items() if preset not in copying} == {6}
+    assert len(runs) == 2 * sum(each.values())
+    assert not {run.recipe.seed for run in runs} & set(league.SEEDS)
+    averaged = league.points("averaged_dqn")["averaged_dqn rate 0.0005 target 0.02"]
+    assert averaged == {"preset": "averaged_dqn", "optim.rate": 5e-4, "optim.hard_copy_every": 50}
+
+
+@pytest.mark.slow
+def test_a_league_is_played_in_pieces(
+    league: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(league, "PRESETS", {name: presets.PRESETS[name] for name in ("drq", "dqn")})
+    for name, value in (("RATES", (5e-4, 1e-3)), ("TARGET_RATES", (0.02,)), ("COMMON", TINY)):
+        monkeypatch.setattr(league, name, value)
+    for name, value in (("GRID_STEPS", 150), ("STEPS", 200), ("GRID_SEEDS", (7,)), ("SEEDS", (0, 1))):
+        monkeypatch.setattr(league, name, value)
+    monkeypatch.setattr(league, "GAMES", ("MinAtar/Breakout",))
+    here = ["--gpus-per-run", "0", "--jobs", "1"]
+    assert league.main(["grid", "--runs", str(tmp_path / "one"), "--minutes", "0", *here]) == 130
+    assert "0 runs in" in capsys.readouterr().out
+    assert league.main(["grid", "--runs", str(tmp_path / "one"), *here]) == 0
+    areas = {label: league.area(cell[0]) for label, cell in league.read("grid").cells[league.TUNED_ON].items()}
+    assert league.main(["choose"]) == 0
+    study = find_study(str(league.STUDY))
+    assert study.labels == ("dqn", "drq")
+    for preset, changes in study.variants.items():
+        label = max((label for label in areas if label.startswith(preset)), key=lambda label: areas[label])
+        assert changes == league.points(preset)[label]
+
+    assert league.main(["play", "--runs", str(tmp_path / "two"), *here]) == 0
+    archive = league.RESULTS / "league-play.tar.xz"
+    archive.rename(league.RESULTS / "league-play-first.tar.xz")
+    assert league.main(["play", "--runs", str(tmp_path / "elsewhere"), *here]) == 0
+    assert "0 of 4 runs to do" in capsys.readouterr().out
+    with unpacked(archive) as whole:
+        assert len(list(whole.rglob("result.json"))) == 4
+    assert league.main(["table"]) == 0
+    page = league.PAGE.read_text()
+    assert "| variant | mean | interval | median | beats dqn |" in page
+    assert "| preset | dormant share | effective rank, of possible | spike | churn | overestimation |" in page
+    assert page.count("| drq |") == 4
