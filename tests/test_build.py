@@ -11,6 +11,7 @@ import torch
 
 from steadyq import RunFolder, UserError, build, envs, presets
 from steadyq.nets import MLP, Impala, Layered, MinAtarNet, ModuleNetwork, ResNet
+from steadyq.nets.injection import Injected
 from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
 from steadyq.run.step import Training
@@ -61,6 +62,9 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("operator.kind", "softmax"): NEUTRAL,
     ("operator.kind", "munchausen"): NEUTRAL,
     ("regulation.intervention", "recycle"): {"regulation.trigger": "dormant"},
+    ("regulation.intervention", "replace"): {"regulation.trigger": "none", "regulation.target": "keep"},
+    ("regulation.intervention", "inject"): {"regulation.trigger": "periodic", "regulation.period": 5},
+    ("regulation.trigger", "none"): {"regulation.intervention": "recycle"},
     ("regulation.intervention", "answer"): {"regulation.trigger": "verdict", "monitor.every": 4},
     ("regulation.trigger", "verdict"): {"monitor.every": 4},
 }
@@ -157,6 +161,9 @@ BUILT: list[tuple[dict[str, Any], str, type]] = [
     ({"regulation.trigger": "periodic"}, "trigger", regulation.Periodic),
     ({"regulation.trigger": "dormant"}, "trigger", regulation.Dormant),
     ({"regulation.trigger": "verdict", "monitor.every": 4}, "trigger", regulation.Verdict),
+    ({"regulation.trigger": "none", "regulation.intervention": "recycle"}, "trigger", regulation.Always),
+    ({"regulation.intervention": "replace", "regulation.target": "keep"}, "intervention", regulation.Replace),
+    ({"regulation.intervention": "inject", "regulation.trigger": "periodic"}, "intervention", regulation.Inject),
     (
         {"regulation.intervention": "answer", "regulation.trigger": "verdict", "monitor.every": 4},
         "intervention",
@@ -236,6 +243,20 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     learner = build.learner_for(recipe, spec, torch.Generator(), torch.device("cpu"))
     assert (learner.settings.adam.rate, learner.settings.adam.decay) == (0.01, 0.2)
     assert not learner.settings.unit_steps
+    rules = {"regulation.intervention": "replace", "regulation.target": "keep", "regulation.trigger": "none"}
+    replacing = BASE.override({**rules, "regulation.replacement": 0.03, "regulation.maturity": 7})
+    utility = build.learner_for(replacing, spec, torch.Generator(), torch.device("cpu")).utility
+    assert utility is not None
+    assert (utility.settings.rate, utility.settings.maturity) == (0.03, 7)
+    assert learner.utility is None
+    injecting = {"regulation.intervention": "inject", "regulation.trigger": "periodic", "regulation.period": 19}
+    once = build.regulation_for(BASE.override(injecting))
+    assert once is not None
+    assert once.trigger == regulation.Periodic(19, 19)
+    assert isinstance(build.network_for(BASE.override(injecting), spec), Injected)
+    shaped = build.network_for(BASE.override({"network.activation": "crelu", "regulation.spectral": True}), spec)
+    assert shaped.spectral_layers == ("hidden",)
+    assert shaped.layers["head"].inputs == 2 * shaped.layers["hidden"].outputs
     implicit = BASE.override(
         {
             "estimator.kind": "implicit",

@@ -258,6 +258,64 @@ CROSSINGS = [
         "regulation.intervention answer contradicts regulation.trigger spike: it answers the monitor's findings (set "
         "regulation.trigger verdict)",
     ),
+    *(
+        (
+            {"regulation.intervention": name, "regulation.trigger": "none"},
+            f"regulation.intervention {name} contradicts regulation.trigger none: all layers would be redrawn with "
+            "every measurement (set regulation.trigger periodic)",
+        )
+        for name in ("reinitialise", "shrink_perturb")
+    ),
+    *(
+        (
+            {"regulation.intervention": "inject", "regulation.trigger": name},
+            f"regulation.intervention inject contradicts regulation.trigger {name}: it happens once at a stated time "
+            "(set regulation.trigger periodic, and regulation.period to that many updates)",
+        )
+        for name in ("spike", "dormant", "verdict", "none")
+    ),
+    (
+        {"regulation.intervention": "inject", "regulation.trigger": "periodic", "regulation.last": 9},
+        "regulation.last 9 contradicts regulation.intervention inject: it happens once, after regulation.period "
+        "updates",
+    ),
+    (
+        {"regulation.intervention": "inject", "regulation.trigger": "periodic", "regulation.target": "keep"},
+        "regulation.target keep contradicts regulation.intervention inject: a target with another head would be "
+        "averaged with the new one (use synchronise or own)",
+    ),
+    (
+        {"regulation.intervention": "inject", "regulation.trigger": "periodic", "auxiliary.kind": "spr"},
+        "regulation.intervention inject contradicts auxiliary.kind spr: its loss reads the head that would be fresh",
+    ),
+    *(
+        (
+            {"regulation.intervention": "replace", "regulation.target": name},
+            f"regulation.target {name} contradicts regulation.intervention replace: units are replaced all the time, "
+            "and the target would never lag behind (set regulation.target keep)",
+        )
+        for name in ("synchronise", "own")
+    ),
+    *(
+        (
+            {"regulation.intervention": name, "network.noisy": 0.5, **needed},
+            f"regulation.intervention {name} contradicts network.noisy 0.5: values with noise in them could not stay "
+            "what they were",
+        )
+        for name, needed in (
+            ("inject", {"regulation.trigger": "periodic"}),
+            ("replace", {"regulation.target": "keep"}),
+        )
+    ),
+    (
+        {"network.kind": "resnet", "network.activation": "crelu"},
+        "network.activation crelu contradicts network.kind resnet: its shortcuts would add an image that is twice as "
+        "wide (use impala)",
+    ),
+    (
+        {"network.kind": "own", "network.factory": "a:b", "regulation.spectral": True},
+        "network.kind own contradicts regulation.spectral: it would add layers to it",
+    ),
     (
         {"network.kind": "own", "network.factory": "a:b", "auxiliary.kind": "spr"},
         "network.kind own contradicts auxiliary.kind spr: it would add layers to it",
@@ -434,8 +492,10 @@ SECTIONS = {
 }
 OTHERS = ("greedy", "double", "maxmin", "rem", "ebql", "tqc", "softmax", "munchausen")
 NEEDED = {  # what a choice must come with
-    "recycle": {"trigger": "dormant"},
+    "trigger none": {"intervention": "none"},
     "answer": {"trigger": "verdict"},
+    "replace": {"target": "keep"},
+    "inject": {"trigger": "periodic"},
     **{kind: {"exchange": "none", "forbid": "none"} for kind in OTHERS},
 }
 FOREIGN = [
@@ -450,7 +510,7 @@ FOREIGN = [
 @pytest.mark.parametrize(("section", "name", "switch", "chosen"), FOREIGN)
 def test_a_field_that_the_kind_does_not_have_is_refused(section: str, name: str, switch: str, chosen: str) -> None:
     kind = SECTIONS[section]
-    plain = {switch: chosen, **NEEDED.get(chosen, {})}
+    plain = {switch: chosen, **NEEDED.get(chosen, {}), **NEEDED.get(f"{switch} {chosen}", {})}
     kind(**plain)  # what is refused below is the field alone
     value = other(kind(), name)
     with pytest.raises(
@@ -479,8 +539,9 @@ def test_quantiles_of_a_scalar_are_refused_in_one_line() -> None:
     with pytest.raises(UserError) as error:
         presets.dqn("CartPole-v1", **{"estimator.quantiles": 7})
     assert str(error.value) == ("estimator.quantiles 7 contradicts estimator.kind scalar: only quantile has it")
-    with pytest.raises(UserError, match=r"recycle contradicts regulation.trigger spike: it redraws dormant units"):
-        BASE.override({"regulation.intervention": "recycle"})
+    with pytest.raises(UserError, match=r"^regulation.dormant 0.2 contradicts regulation.trigger spike and .* has it$"):
+        BASE.override({"regulation.dormant": 0.2})
+    assert BASE.override({"regulation.intervention": "recycle", "regulation.dormant": 0.2}).regulation.dormant == 0.2
 
 
 def test_another_kind_leaves_behind_what_only_the_old_one_had() -> None:

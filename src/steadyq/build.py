@@ -30,6 +30,7 @@ from steadyq.nets import (
 )
 from steadyq.nets.encoders import Convolutional
 from steadyq.nets.forms import Form, best_form, check
+from steadyq.nets.injection import Injected
 from steadyq.nets.layered import cnn, data_efficient
 from steadyq.nets.prior import WithPrior
 from steadyq.recipe import Recipe
@@ -56,19 +57,23 @@ from steadyq.value.operators import (
 from steadyq.value.optim import Adam
 from steadyq.value.penalties import Penalties
 from steadyq.value.regulation import (
+    Always,
     Answer,
     Dormant,
+    Inject,
     Intervention,
     Periodic,
     Recycle,
     Regulation,
     Reinitialise,
+    Replace,
     ShrinkPerturb,
     Spike,
     Trigger,
     Verdict,
 )
 from steadyq.value.shapes import DrawLayout
+from steadyq.value.utility import Replacement
 
 COPIES = 5
 """Of every parameter in training: online and target network, gradient, Adam's two moments."""
@@ -132,6 +137,8 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
         atoms=atoms,
         dueling=section.dueling,
         norm=section.norm,
+        activation=section.activation,
+        spectral=recipe.regulation.spectral,
         initial=section.initial,
         transition=spec.num_actions if recipe.auxiliary.kind == "spr" else 0,
         contrast=recipe.auxiliary.units if recipe.auxiliary.kind == "curl" else 0,
@@ -140,7 +147,8 @@ def network_for(recipe: Recipe, spec: EnvSpec) -> Network:
     )
     if isinstance(network, Convolutional):
         network = replace(network, pooling=section.pooling, renormalise=section.renormalise)
-    return WithPrior(network, recipe.ensemble.prior) if recipe.ensemble.prior else network
+    whole: Network = Injected(network) if recipe.regulation.intervention == "inject" else network
+    return WithPrior(whole, recipe.ensemble.prior) if recipe.ensemble.prior else whole
 
 
 def _own(recipe: Recipe, spec: EnvSpec) -> Network:
@@ -160,10 +168,10 @@ def _own(recipe: Recipe, spec: EnvSpec) -> Network:
     with torch.random.fork_rng(devices=[]):
         made = make()
     if isinstance(made, torch.nn.Module):
-        if recipe.regulation.intervention == "recycle":
+        if recipe.regulation.intervention in ("recycle", "replace"):
             raise UserError(
-                "regulation.intervention recycle needs a network described in layers: nobody knows who reads "
-                "the units of a module"
+                f"regulation.intervention {recipe.regulation.intervention} needs a network described in layers: nobody "
+                "knows who reads the units of a module"
             )
         return ModuleNetwork(name, make, shape, outputs)
     if not hasattr(made, "wire") or not hasattr(made, "layers"):
@@ -273,11 +281,13 @@ def _trigger(recipe: Recipe) -> Trigger:
         case "spike":
             return Spike(section.threshold)
         case "periodic":
-            return Periodic(section.period, section.last)
+            return Periodic(section.period, section.period if section.intervention == "inject" else section.last)
         case "dormant":
             return Dormant(section.dormant, section.dormant_share)
         case "verdict":
             return Verdict()
+        case "none":
+            return Always()
     assert_never(section.trigger)
 
 
@@ -292,6 +302,10 @@ def _intervention(recipe: Recipe) -> Intervention | None:
             return ShrinkPerturb(section.encoder, section.head)
         case "recycle":
             return Recycle(section.dormant)
+        case "replace":
+            return Replace()
+        case "inject":
+            return Inject()
         case "answer":
             return Answer()
     assert_never(section.intervention)
@@ -389,6 +403,8 @@ def learner_for(
     """The learning step with freshly drawn parameters, of all members or as many as are given."""
     optim = recipe.optim
     rate = Schedule.of(optim.rate).start
+    rules = recipe.regulation
+    replacement = Replacement(rules.replacement, rules.maturity) if rules.intervention == "replace" else None
     settings = Settings(
         adam=Adam(rate, (optim.beta1, optim.beta2), optim.epsilon, optim.decay),
         clip=optim.clip,
@@ -396,8 +412,9 @@ def learner_for(
         hard_copy_every=optim.hard_copy_every,
         snapshots=recipe.operator.snapshots,
         certainty=recipe.ensemble.certainty,
-        penalties=Penalties(recipe.regulation.pull, recipe.regulation.parseval, recipe.regulation.project),
-        unit_steps=recipe.regulation.intervention in ("recycle", "answer"),
+        penalties=Penalties(rules.pull, rules.parseval, rules.project),
+        unit_steps=rules.intervention in ("recycle", "replace", "answer"),
+        replacement=replacement,
     )
     axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
     return kind(*axes, settings, generator, device, auxiliary_for(recipe))

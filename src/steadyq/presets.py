@@ -435,6 +435,7 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([f"pull {rules.pull:g}"] if rules.pull else []),
         *([f"parseval {rules.parseval:g}"] if rules.parseval else []),
         *(["project"] if rules.project else []),
+        *(["spectral"] if rules.spectral else []),
     ]
     replay = recipe.replay
     rest = [
@@ -445,6 +446,7 @@ def axes(recipe: Recipe) -> tuple[str, ...]:
         *([recipe.auxiliary.kind] if recipe.auxiliary.kind != "none" else []),
         *([f"{recipe.network.kind} network"] if recipe.network.kind != "resnet" else []),
         *(["dueling"] if recipe.network.dueling else []),
+        *([recipe.network.activation] if recipe.network.activation != "relu" else []),
         *([f"noisy {recipe.network.noisy:g}"] if recipe.network.noisy else []),
         *([f"target copied every {recipe.optim.hard_copy_every}"] if recipe.optim.hard_copy_every else []),
         *(["target acts"] if recipe.explore.act_with == "target" else []),

@@ -69,6 +69,8 @@ class NetworkSection:
     """
     norm: Literal["none", "layer"] = "none"
     """layer: LayerNorm after every layer but shortcuts and outputs, over all features of a sample."""
+    activation: Literal["relu", "crelu"] = "relu"
+    """What follows a hidden layer: ReLU, or each unit's ReLU(x) and ReLU(-x), which make its readers twice as wide."""
     pooling: Literal["flatten", "average"] = "flatten"
     """What the hidden layer of a network for images reads: all positions, or each channel's mean over them."""
     renormalise: bool = False
@@ -94,6 +96,7 @@ class NetworkSection:
         "dueling": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
         "noisy": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
         "norm": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
+        "activation": ("kind", ("impala", "minatar", "cnn", "der", "mlp", "layers", "resnet")),
         "initial": ("kind", ("resnet", "impala", "minatar", "cnn", "der", "mlp", "layers")),
         "layers": ("kind", ("layers",)),
         "factory": ("kind", ("own",)),
@@ -113,6 +116,11 @@ class NetworkSection:
         for stride in self.strides:
             within("network.strides", stride, 1, 2)
         refuse_foreign(self, "network")
+        if self.activation == "crelu" and self.kind == "resnet":
+            raise UserError(
+                "network.activation crelu contradicts network.kind resnet: its shortcuts would add an image that is "
+                "twice as wide (use impala)"
+            )
 
 
 @dataclass(frozen=True)
@@ -313,13 +321,15 @@ class AuxiliarySection:
 class RegulationSection:
     """Axis 3: when layers are intervened on, and how. Spike ratios are measured and logged either way."""
 
-    trigger: Literal["spike", "periodic", "dormant", "verdict"] = "spike"
+    trigger: Literal["spike", "periodic", "dormant", "verdict", "none"] = "spike"
     """spike: layers whose largest weight ran away; periodic: all, every `period` updates; dormant: with dead units;
-    verdict: those that a finding of the monitor is about.
+    verdict: those that a finding of the monitor is about; none: all, with every measurement.
     """
-    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "answer", "none"] = "reinitialise"
-    """Draw layers anew, blend them with a fresh draw, redraw their dormant units, answer each finding by what answers
-    it, or only measure.
+    intervention: Literal["reinitialise", "shrink_perturb", "recycle", "replace", "inject", "answer", "none"] = (
+        "reinitialise"
+    )
+    """Draw layers anew, blend them with a fresh draw, redraw their dormant or (replace) their least useful units, put a
+    fresh head beside the learned one, answer each finding by what answers it, or only measure.
     """
     threshold: float = 6.0
     """Spike ratio max|W| / quantile(|W|) above which a layer is intervened on."""
@@ -332,13 +342,17 @@ class RegulationSection:
     last: int = 0
     """Updates after which no periodic intervention begins; 0 for no end."""
     dormant: float = 0.1
-    """A unit is dormant if its mean output is at most this share of its layer's."""
+    """A unit is dormant if its mean output is at most this share of its layer's: what triggers, or is recycled."""
     dormant_share: float = 0.0
     """Share of dormant units above which a layer is intervened on."""
     encoder: float = 0.5
     """Share of a fresh draw in the encoder's layers after shrink_perturb; 0 leaves them alone."""
     head: float = 1.0
     """The same for the last hidden layer and the outputs."""
+    replacement: float = 1e-4
+    """Share of a layer's mature units that falls due to be replaced with every update, the least useful first."""
+    maturity: int = 10_000
+    """Updates after which a unit may be replaced."""
     target: Literal["synchronise", "own", "keep"] = "synchronise"
     """The member's target network: copied from the online one, intervened on with a draw of its own, or left alone."""
     pull: float = 0.0
@@ -347,15 +361,20 @@ class RegulationSection:
     """In every update: weight of |W W^T - I|^2 of hidden linear layers; 0 for none."""
     project: bool = False
     """After every update: bring weights before a LayerNorm back to their initial size (normalise-and-project)."""
+    spectral: bool = False
+    """In every forward pass: divide weights by their largest singular value, which one power iteration an update
+    follows: of convolutions in residual blocks, of the last hidden layer where there are none.
+    """
 
     owners: ClassVar[Owners] = {
         "threshold": ("trigger", ("spike",)),
         "period": ("trigger", ("periodic",)),
         "last": ("trigger", ("periodic",)),
-        "dormant": ("trigger", ("dormant",)),
         "dormant_share": ("trigger", ("dormant",)),
         "encoder": ("intervention", ("shrink_perturb",)),
         "head": ("intervention", ("shrink_perturb",)),
+        "replacement": ("intervention", ("replace",)),
+        "maturity": ("intervention", ("replace",)),
     }
 
     def __post_init__(self) -> None:
@@ -369,19 +388,49 @@ class RegulationSection:
         within("regulation.dormant_share", self.dormant_share, 0, 1)
         within("regulation.encoder", self.encoder, 0, 1)
         within("regulation.head", self.head, 0, 1)
+        within("regulation.replacement", self.replacement, 0, 1)
+        within("regulation.maturity", self.maturity, 0)
         within("regulation.pull", self.pull, 0)
         within("regulation.parseval", self.parseval, 0)
         refuse_foreign(self, "regulation")
-        if self.intervention == "answer" and self.trigger != "verdict":
-            raise UserError(
-                f"regulation.intervention answer contradicts regulation.trigger {self.trigger}: it answers the "
-                f"monitor's findings (set regulation.trigger verdict)"
-            )
-        if self.intervention == "recycle" and self.trigger != "dormant":
-            raise UserError(
-                f"regulation.intervention recycle contradicts regulation.trigger {self.trigger}: it redraws dormant "
-                f"units (set regulation.trigger dormant)"
-            )
+        does, when = f"regulation.intervention {self.intervention}", f"regulation.trigger {self.trigger}"
+        wrong: list[tuple[bool, str]] = [
+            (
+                self.dormant != default_of(self, "dormant") and "dormant" not in when and "recycle" not in does,
+                f"regulation.dormant {self.dormant:g} contradicts {when} and {does}: only dormant or recycle has it",
+            ),
+            (
+                self.intervention == "answer" and self.trigger != "verdict",
+                f"{does} contradicts {when}: it answers the monitor's findings (set regulation.trigger verdict)",
+            ),
+            (
+                self.intervention in ("reinitialise", "shrink_perturb") and self.trigger == "none",
+                f"{does} contradicts {when}: all layers would be redrawn with every measurement (set "
+                "regulation.trigger periodic)",
+            ),
+            (
+                self.intervention == "inject" and self.trigger != "periodic",
+                f"{does} contradicts {when}: it happens once at a stated time (set regulation.trigger periodic, and "
+                "regulation.period to that many updates)",
+            ),
+            (
+                self.intervention == "inject" and self.last > 0,
+                f"regulation.last {self.last} contradicts {does}: it happens once, after regulation.period updates",
+            ),
+            (
+                self.intervention == "inject" and self.target == "keep",
+                f"regulation.target keep contradicts {does}: a target with another head would be averaged with the new "
+                "one (use synchronise or own)",
+            ),
+            (
+                self.intervention == "replace" and self.target != "keep",
+                f"regulation.target {self.target} contradicts {does}: units are replaced all the time, and the target "
+                "would never lag behind (set regulation.target keep)",
+            ),
+        ]
+        for found, message in wrong:
+            if found:
+                raise UserError(message)
 
 
 @dataclass(frozen=True)
@@ -706,6 +755,8 @@ def _check_crossing(recipe: Recipe) -> None:
         *([f"estimator.kind {estimator.kind}"] if estimator.kind == "implicit" else []),
         *([f"auxiliary.kind {recipe.auxiliary.kind}"] if recipe.auxiliary.kind != "none" else []),
         *([prior] if ensemble.prior > 0 else []),
+        *(["regulation.intervention inject"] if recipe.regulation.intervention == "inject" else []),
+        *(["regulation.spectral"] if recipe.regulation.spectral else []),
     ]
     wrong: list[tuple[bool, str]] = [
         (own and len(asked) > 0, f"network.kind own contradicts {''.join(asked[:1])}: it would add layers to it"),
@@ -743,6 +794,16 @@ def _check_crossing(recipe: Recipe) -> None:
         (
             ensemble.prior > 0 and recipe.auxiliary.kind != "none",
             f"{prior} contradicts auxiliary.kind {recipe.auxiliary.kind}: a prior has no latent to predict",
+        ),
+        (
+            recipe.regulation.intervention == "inject" and recipe.auxiliary.kind != "none",
+            f"regulation.intervention inject contradicts auxiliary.kind {recipe.auxiliary.kind}: its loss reads the "
+            "head that would be fresh",
+        ),
+        (
+            recipe.regulation.intervention in ("inject", "replace") and recipe.network.noisy > 0,
+            f"regulation.intervention {recipe.regulation.intervention} contradicts network.noisy "
+            f"{recipe.network.noisy:g}: values with noise in them could not stay what they were",
         ),
         (
             ensemble.prior > 0 and recipe.network.noisy > 0,

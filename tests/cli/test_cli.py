@@ -245,6 +245,17 @@ def test_compare_prints_every_seed(trained: Path, capsys: pytest.CaptureFixture[
     assert f"{score:.2f}" in capsys.readouterr().out
 
 
+def test_compare_shows_training_games_up_to_a_step(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if row["return_10"] is not None)
+    assert run("compare", str(trained), "--at", str(row["step"]), "--markdown") == 0
+    assert f"| 1 | {row['return_10']:.2f} |" in capsys.readouterr().out
+    assert run("compare", str(trained), "--at", str(rows[-1]["step"] + 1), "--markdown") == 0
+    assert "| 0 of 1 so far |" in capsys.readouterr().out
+    assert run("compare", str(trained), "--at", "0") == 2
+    assert "--at is 0; it must be a step, 1 or more" in capsys.readouterr().err
+
+
 def test_presets_lists_and_prints_the_papers_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("presets") == 0
     listed = capsys.readouterr().out

@@ -55,6 +55,13 @@ AGENTS = {
     "noisy": short("sunrise", "CartPole-v1"),
     "contrast": short("curl", "CartPole-v1", **{"ensemble.members": 1}),
     "prior": short("bootstrapped_dqn", "CartPole-v1"),
+    "two-signed, normalised, injected": short(
+        "dqn", "MinAtar/Breakout",
+        **{
+            "network.activation": "crelu", "regulation.spectral": True, "regulation.intervention": "inject",
+            "regulation.trigger": "periodic", "regulation.period": 20,
+        },
+    ),
     "discrete": short("dqn", "FrozenLake-v1", **{"ensemble.members": 1}),
 }  # fmt: skip
 

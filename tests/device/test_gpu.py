@@ -103,7 +103,9 @@ def test_a_run_of_each_network_trains_with_the_kernels(network: dict[str, Any], 
     assert run.diagnostics()
 
 
-@pytest.mark.parametrize("network", [{}, IMPALA])
+@pytest.mark.parametrize(
+    "network", [{}, IMPALA, {**IMPALA, "network.activation": "crelu", "regulation.spectral": True}]
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_updates_equal_ordinary_ones(
     precision: str, network: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +163,21 @@ VARIED: dict[str, dict[str, Any]] = {
     "hl_gauss": {"estimator.kind": "hl_gauss"},
     "averaged": {"operator.snapshots": 3, "optim.hard_copy_every": 7},
     "prior": {"ensemble.prior": 3.0},
+    "spectral": {"regulation.spectral": True, "optim.decay": 0.1},
+    "crelu": {"network.kind": "impala", "network.width": 1, "network.hidden": (32,), "network.activation": "crelu"},
+    "replaced": {
+        "regulation.trigger": "none",
+        "regulation.intervention": "replace",
+        "regulation.target": "keep",
+        "regulation.replacement": 0.01,
+        "regulation.maturity": 20,
+    },
+    "injected": {
+        "regulation.trigger": "periodic",
+        "regulation.period": 80,
+        "regulation.intervention": "inject",
+        "regulation.target": "own",
+    },
     "certainty": {"ensemble.certainty": 10.0},
     "maxmin of a subset": {"operator.kind": "maxmin", "operator.subset": 1, **FREE},
     **{kind: {"operator.kind": kind, **FREE} for kind in ("rem", "ebql", "tqc", "softmax", "munchausen")},
@@ -183,7 +200,7 @@ def test_captured_updates_of_every_axis_equal_ordinary_ones(
         ordinary.step()
     assert ordinary.learning.captured.graph is None
     assert captured.resets == ordinary.resets
-    assert captured.resets > 0 or name not in ("scheduled", "recycled")
+    assert captured.resets > 0 or name not in ("scheduled", "recycled", "replaced", "injected")
     for key, p in captured.learner.online.items():
         torch.testing.assert_close(p, ordinary.learner.online[key], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(captured.learner.adam.step[key], ordinary.learner.adam.step[key])

@@ -13,9 +13,9 @@ from steadyq import RunFolder, presets
 from steadyq.monitor import watch
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import row as diagnostics_row
-from steadyq.monitor.watch import Tap, Watch, members_first, snapshot
+from steadyq.monitor.watch import Tap, Watch, snapshot
 from steadyq.nets import MLP, Ensemble, Impala, MinAtarNet, ResNet
-from steadyq.nets.units import unit_scores, unit_sizes
+from steadyq.nets.units import members_first, unit_scores, unit_sizes
 from steadyq.recipe import Recipe
 from steadyq.run.loop import train
 from steadyq.value.estimators import Categorical, Quantile

@@ -33,8 +33,12 @@ def test_columns_of_a_unit_by_hand() -> None:
     assert reading_columns(marked, Conv(2, 3)).shape == (2, 1, 2, 1, 1)
     with pytest.raises(ValueError, match="2 units cannot be the 5 inputs"):
         reading_columns(marked, Linear(5, 3))
-    with pytest.raises(ValueError, match="2 units cannot be the 4 inputs"):
-        reading_columns(marked, Conv(4, 3))
+    assert reading_columns(marked, Conv(4, 3))[..., 0, 0].tolist() == [  # two parts of each unit, as of a CReLU
+        [[True, True, False, False]],
+        [[False, False, True, True]],
+    ]
+    with pytest.raises(ValueError, match="2 units cannot be the 6 inputs"):
+        reading_columns(marked, Conv(6, 3))
 
 
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {

@@ -132,6 +132,27 @@ RECIPES = {
     "CartPole, pulled and projected": cartpole(
         **{"regulation.pull": 0.01, "regulation.parseval": 0.001, "regulation.project": True, "network.norm": "layer"}
     ),
+    "CartPole, normalised, two-signed, units replaced": cartpole(
+        **{
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "none",
+            "regulation.intervention": "replace",
+            "regulation.replacement": 0.01,
+            "regulation.maturity": 20,
+            "regulation.target": "keep",
+            "regulation.spectral": True,
+            "network.activation": "crelu",
+        }
+    ),
+    "MinAtar, a fresh head injected, normalised": minatar(
+        **{
+            "regulation.threshold": 6.0,
+            "regulation.trigger": "periodic",
+            "regulation.period": 40,
+            "regulation.intervention": "inject",
+            "regulation.spectral": True,
+        }
+    ),
     "CartPole, bootstrapped": presets.bootstrapped_dqn("CartPole-v1").override(
         {**SCALAR, "steps": 300, "network.hidden": (16,)}
     ),

@@ -18,6 +18,7 @@ from steadyq.value.operators import Controlled
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import (
     ANSWERS,
+    Always,
     Answer,
     Dormant,
     Evidence,
@@ -26,6 +27,7 @@ from steadyq.value.regulation import (
     Recycle,
     Regulation,
     Reinitialise,
+    Replace,
     ShrinkPerturb,
     Spike,
     Trigger,
@@ -34,13 +36,16 @@ from steadyq.value.regulation import (
     spike_ratios,
 )
 from steadyq.value.shapes import Batch, DrawLayout, Params
+from steadyq.value.utility import Replacement
 
 RATE, MEMBERS = 1e-3, 3
 LAYERS = ("fc1", "fc2", "head")
 
 
 def trained(updates: int = 30, by_unit: bool = False, flat: bool = False) -> Learner:
-    settings = Settings(Adam(rate=RATE), clip=10.0, tau=0.05, hard_copy_every=0, unit_steps=by_unit)
+    settings = Settings(
+        Adam(rate=RATE), clip=10.0, tau=0.05, hard_copy_every=0, unit_steps=by_unit, replacement=Replacement(0.0, 0)
+    )
     ensemble = Ensemble(MLP((4,), 2 * 5, (16, 16)), MEMBERS, actions=2, atoms=5)
     learner = Learner(ensemble, Quantile(5), Controlled(), settings, torch.Generator().manual_seed(0))
     if flat:  # all parameters in one buffer, as on a GPU
@@ -209,47 +214,66 @@ def test_ratios_come_per_member_and_layer_from_weights_alone() -> None:
 
 # -- every trigger times every intervention ---------------------------------------------------------------------------
 
-TRIGGERS: dict[str, Trigger] = {"spike": Spike(6.0), "periodic": Periodic(40), "dormant": Dormant(0.1, 0.0)}
+TRIGGERS: dict[str, Trigger] = {
+    "spike": Spike(6.0),
+    "periodic": Periodic(40),
+    "dormant": Dormant(0.1, 0.0),
+    "verdict": Verdict(),
+    "none": Always(),
+}
 INTERVENTIONS: dict[str, Intervention] = {
     "reinitialise": Reinitialise(),
     "shrink_perturb": ShrinkPerturb(encoder=0.5, head=0.25),
     "recycle": Recycle(0.1),
+    "replace": Replace(),
 }
+FOLLOWING = {"fc1": "fc2", "fc2": "head"}
+BY_UNIT = ("recycle", "replace")
 CROSSINGS = [
     (trigger, intervention)
     for trigger, intervention in itertools.product(TRIGGERS, INTERVENTIONS)
-    if trigger == "dormant" or intervention != "recycle"
+    if trigger != "none" or intervention in BY_UNIT
 ]
-DORMANT = {"fc1": {0: [3]}, "fc2": {2: [1, 4]}}  # by layer and member: its dormant units
+DORMANT = {"fc1": {0: [3]}, "fc2": {1: [5], 2: [1, 4]}}  # by layer and member: its dormant, or least useful, units
 
 
-def evidence() -> Evidence:
-    """Member 1 spikes in fc2; some units of members 0 and 2 are dormant."""
+def evidence(learner: Learner | None = None) -> Evidence:
+    """Member 1 spikes in fc2, which the monitor has found too; some units of all members are dormant, or due."""
     spikes = torch.ones(MEMBERS, 3)
     spikes[1, 1] = 9.0
     scores = {name: torch.ones(MEMBERS, 16) for name in DORMANT}
+    utility = None if learner is None else learner.utility
     for name, members in DORMANT.items():
         for member, units in members.items():
             scores[name][member, units] = torch.tensor(0.1)  # exactly the threshold is dormant
-    return Evidence(LAYERS, spikes, scores)
+            if utility is not None:
+                utility.owed[name][member] = len(units) + 0.5
+        if utility is not None:
+            utility.value[name].copy_(scores[name])
+            utility.age[name].fill_(100)
+            utility.mean[name].zero_()  # nothing to make up for
+    return Evidence(LAYERS, spikes, scores, ("weight spikes",), utility)
+
+
+def masked(trigger: str) -> list[tuple[int, str]]:
+    """The members' layers that a trigger names."""
+    everything = [(member, layer) for member in range(MEMBERS) for layer in LAYERS]
+    dormant = [(0, "fc1"), (1, "fc2"), (2, "fc2")]
+    spiked = [(1, "fc2")]
+    return {"spike": spiked, "verdict": spiked, "dormant": dormant, "periodic": everything, "none": everything}[trigger]
 
 
 def expected(trigger: str, intervention: str, params: Params) -> dict[str, Tensor]:
     """Which numbers must change, by name."""
     touched = {name: torch.zeros(p.shape, dtype=torch.bool) for name, p in params.items()}
-    if intervention == "recycle":
-        following = {"fc1": "fc2", "fc2": "head"}
-        for layer, members in DORMANT.items():
-            for member, units in members.items():
-                touched[f"{layer}.weight"][member, units] = True
-                touched[f"{layer}.bias"][member, units] = True
-                touched[f"{following[layer]}.weight"][member][:, units] = True
-        return touched
-    everything = [(member, layer) for member in range(MEMBERS) for layer in LAYERS]
-    hit = {"spike": [(1, "fc2")], "periodic": everything, "dormant": [(0, "fc1"), (2, "fc2")]}[trigger]
-    for member, layer in hit:
-        for part in ("weight", "bias"):
-            touched[f"{layer}.{part}"][member] = True
+    for member, layer in masked(trigger):
+        if intervention not in BY_UNIT:
+            for part in ("weight", "bias"):
+                touched[f"{layer}.{part}"][member] = True
+        elif units := DORMANT.get(layer, {}).get(member):
+            touched[f"{layer}.weight"][member, units] = True
+            touched[f"{layer}.bias"][member, units] = True
+            touched[f"{FOLLOWING[layer]}.weight"][member][:, units] = True
     return touched
 
 
@@ -259,8 +283,14 @@ def assert_changed(now: Params, before: Params, where: dict[str, Tensor], what: 
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["tensors", "buffer"])
-@pytest.mark.parametrize("target", ["synchronise", "own", "keep"])
-@pytest.mark.parametrize(("trigger", "intervention"), CROSSINGS)
+@pytest.mark.parametrize(
+    ("trigger", "intervention", "target"),
+    [
+        (*crossing, target)
+        for crossing, target in itertools.product(CROSSINGS, ["synchronise", "own", "keep"])
+        if crossing[1] != "replace" or target == "keep"
+    ],
+)
 def test_every_regulation_touches_what_it_names_and_nothing_else(
     trigger: str, intervention: str, target: Literal["synchronise", "own", "keep"], flat: bool
 ) -> None:
@@ -273,7 +303,7 @@ def test_every_regulation_touches_what_it_names_and_nothing_else(
     where = expected(trigger, intervention, online)
 
     regulation = Regulation(TRIGGERS[trigger], INTERVENTIONS[intervention], target)
-    events = regulation(learner, evidence(), torch.Generator().manual_seed(3))
+    events = regulation(learner, evidence(learner), torch.Generator().manual_seed(3))
 
     assert_changed(learner.online, online, where, "online")
     for state, old, what in zip(
@@ -303,7 +333,7 @@ def test_every_regulation_touches_what_it_names_and_nothing_else(
     assert all(event["kind"] == intervention and event["trigger"] == trigger for event in events)
 
 
-@pytest.mark.parametrize(("trigger", "intervention"), [c for c in CROSSINGS if c[1] != "recycle"])
+@pytest.mark.parametrize(("trigger", "intervention"), [c for c in CROSSINGS if c[1] not in BY_UNIT])
 def test_whole_layers_are_reset_where_steps_are_counted_by_member(trigger: str, intervention: str) -> None:
     learner = trained()
     online, steps = copied(learner.online), copied(learner.adam.step)
@@ -321,32 +351,37 @@ def test_units_cannot_be_recycled_where_steps_are_counted_by_member() -> None:
         Regulation(Dormant(), Recycle())(learner, evidence(), torch.Generator())
 
 
-EVENTS: dict[tuple[str, str], list[dict[str, Any]]] = {
-    ("spike", "reinitialise"): [{"scope": "layer", "member": 1, "layer": "fc2", "strength": 1.0, "ratio": 9.0}],
-    ("spike", "shrink_perturb"): [{"scope": "layer", "member": 1, "layer": "fc2", "strength": 0.25, "ratio": 9.0}],
-    ("periodic", "reinitialise"): [{"scope": "encoder", "strength": 1.0}, {"scope": "head", "strength": 1.0}],
-    ("periodic", "shrink_perturb"): [{"scope": "encoder", "strength": 0.5}, {"scope": "head", "strength": 0.25}],
-    ("dormant", "reinitialise"): [
-        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 1.0, "ratio": 1.0},
-        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 1.0, "ratio": 1.0},
-    ],
-    ("dormant", "shrink_perturb"): [
-        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 0.5, "ratio": 1.0},
-        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 0.25, "ratio": 1.0},
-    ],
-    ("dormant", "recycle"): [
-        {"scope": "layer", "member": 0, "layer": "fc1", "strength": 1.0, "units": 1},
-        {"scope": "layer", "member": 2, "layer": "fc2", "strength": 1.0, "units": 2},
-    ],
+GROUPS = {
+    "reinitialise": [{"scope": "encoder", "strength": 1.0}, {"scope": "head", "strength": 1.0}],
+    "shrink_perturb": [{"scope": "encoder", "strength": 0.5}, {"scope": "head", "strength": 0.25}],
 }
+STRENGTHS = {("shrink_perturb", "fc1"): 0.5, ("shrink_perturb", "fc2"): 0.25}
+
+
+def expected_events(trigger: str, intervention: str) -> list[dict[str, Any]]:
+    if trigger == "periodic" and intervention in GROUPS:
+        return GROUPS[intervention]
+    found: list[dict[str, Any]] = []
+    for member, layer in masked(trigger):
+        units = len(DORMANT.get(layer, {}).get(member, []))
+        ratio = 9.0 if (member, layer) == (1, "fc2") else 1.0
+        if units or intervention not in BY_UNIT:
+            strength = STRENGTHS.get((intervention, layer), 1.0)
+            measured = {"units": units} if intervention in BY_UNIT else {"ratio": ratio}
+            found.append({"scope": "layer", "member": member, "layer": layer, "strength": strength, **measured})
+    return found
 
 
 @pytest.mark.parametrize(("trigger", "intervention"), CROSSINGS)
 def test_events_say_what_was_done_why_where_and_how_much(trigger: str, intervention: str) -> None:
-    regulation = Regulation(TRIGGERS[trigger], INTERVENTIONS[intervention])
-    events = regulation(trained(3, by_unit=True), evidence(), torch.Generator())
-    about = {"kind": intervention, "trigger": trigger}
-    assert events == [about | event for event in EVENTS[trigger, intervention]]
+    regulation = Regulation(
+        TRIGGERS[trigger], INTERVENTIONS[intervention], "keep" if intervention == "replace" else "own"
+    )
+    learner = trained(3, by_unit=True)
+    events = regulation(learner, evidence(learner), torch.Generator())
+    about: dict[str, Any] = {"kind": intervention, "trigger": trigger}
+    about |= {"findings": ["weight spikes"]} if trigger == "verdict" else {}
+    assert events == [about | event for event in expected_events(trigger, intervention)]
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
@@ -354,7 +389,9 @@ def test_nothing_to_do_is_no_event_and_changes_nothing(trigger: str) -> None:
     learner = trained(3)
     before = [copied(group) for group in (learner.online, learner.target, learner.adam.first, learner.adam.step)]
     calm = Evidence(LAYERS, torch.ones(MEMBERS, 3), {name: torch.ones(MEMBERS, 16) for name in DORMANT})
-    nothing = ShrinkPerturb(encoder=0.0, head=0.0) if trigger == "periodic" else Reinitialise()
+    nothing: Intervention = Reinitialise()
+    if trigger in ("periodic", "none"):
+        nothing = ShrinkPerturb(encoder=0.0, head=0.0)
     assert Regulation(TRIGGERS[trigger], nothing)(learner, calm, torch.Generator()) == []
     after = (learner.online, learner.target, learner.adam.first, learner.adam.step)
     for group, old in zip(after, before, strict=True):
@@ -387,7 +424,7 @@ def test_periodic_interventions_by_hand() -> None:
     assert not Periodic(40).due(True, 0, 0)  # a measurement has nothing to do with it
 
 
-@pytest.mark.parametrize("trigger", [Spike(), Dormant()])
+@pytest.mark.parametrize("trigger", [Spike(), Dormant(), Always()])
 def test_what_is_measured_is_due_with_every_measurement(trigger: Trigger) -> None:
     assert trigger.due(True, 0, 0)
     assert not trigger.due(False, 10**9, 10**9)

@@ -180,6 +180,9 @@ class CompareOptions:
     """Columns of metrics.jsonl to draw, one panel each; by default return_10 and q_taken."""
     title: str = ""
     """Title of the figure."""
+    at: int | None = None
+    """In place of evaluations the mean of the last ten training games up to this step, of all runs that have come so
+    far."""
     markdown: bool = False
     """Print the table as Markdown."""
 
@@ -195,7 +198,9 @@ def compare(words: list[str]) -> int:
 
     if not options.runs:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
-    comparison = group(read_runs(options.runs, logs=options.figure is not None))
+    if options.at is not None and options.at < 1:
+        raise UserError(f"--at is {options.at}; it must be a step, 1 or more")
+    comparison = group(read_runs(options.runs, logs=options.figure is not None or options.at is not None))
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
     if (options.columns or options.title) and not options.figure:
@@ -204,12 +209,13 @@ def compare(words: list[str]) -> int:
         raise UserError(f"--figure draws runs of one environment, these are of {', '.join(games)}")
     columns = ("environment", "variant", "seeds", "mean return of each seed", "mean", "95% interval", "random")
     rows: list[tuple[str, ...]] = []
-    for row in score_rows(comparison):
+    for row in score_rows(comparison, options.at):
         finished, begun = len(row.scores), len(row.cell.runs)
         shown = (
             row.cell.env,
             row.label,
-            f"{finished}" + (f" of {begun} finished" if finished < begun else ""),
+            f"{finished}"
+            + (f" of {begun} {'finished' if options.at is None else 'so far'}" if finished < begun else ""),
             " ".join(f"{score:.2f}" for score in row.scores),
             f"{row.mean:.2f}" if row.mean is not None else "-",
             f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "-",
@@ -224,7 +230,8 @@ def compare(words: list[str]) -> int:
     for cells in rows:
         table.add_row(*cells)
     OUT.print(table)
-    OUT.print("each seed: mean over its evaluation games; interval: percentile bootstrap over seeds")
+    what = "its evaluation games" if options.at is None else f"its last ten training games up to step {options.at:,}"
+    OUT.print(f"each seed: mean over {what}; interval: percentile bootstrap over seeds")
     if options.figure:
         variants = {comparison.labels[cell.variant]: cell.runs for cell in comparison.cells}
         figures.compare(variants, options.columns or ("return_10", "q_taken"), options.figure, title=options.title)

@@ -195,7 +195,7 @@ def plasticity_probe(
 
     whole = torch.ones(start.shape[0], device=start.device)
     for _ in range(steps):
-        gradient = torch.autograd.grad(each(copy).sum(), list(copy.values()))
+        gradient = torch.autograd.grad(each(copy).sum(), list(copy.values()), materialize_grads=True)
         with torch.no_grad():
             adam.step_(copy, dict(zip(copy, gradient, strict=True)), state, whole)
     with torch.no_grad():

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from steadyq.monitor.returns import Returns
 from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.ensemble import Ensemble
-from steadyq.nets.layers import Executor
-from steadyq.nets.units import unit_scores, unit_sizes
+from steadyq.nets.layers import FIXED
+from steadyq.nets.units import Noted, members_first, paired, unit_scores, unit_sizes
 from steadyq.replay.ring import Ring
 from steadyq.value.learner import Learner
 from steadyq.value.shapes import Batch, Draw, Params
@@ -100,7 +100,7 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         rewarded=batch.rewarded,
         estimator=learner.estimator,
         **{name: torch.cat([look[name] for look in looks], 1) for name in looks[0]},
-        weights={name: p.detach() for name, p in learner.online.items()},
+        weights={name: p.detach() for name, p in learner.online.items() if name not in learner.ensemble.still},
         gradients=gradients,
         layers=learner.ensemble.network.monitored,
         weights_before=previous,
@@ -143,25 +143,26 @@ def activation_scores(ensemble: Ensemble, params: Params, observation: Tensor) -
     tap = Tap()
     ensemble.forward(params, observation, tap.around)
     outputs = learning(tap.outputs, ensemble)
-    return {name: unit_scores(torch.cat([_sizes(y, ensemble) for y in parts])) for name, parts in outputs.items()}
+    return {name: unit_scores(tap.of_units(name, parts, ensemble)) for name, parts in outputs.items()}
 
 
 def learning(outputs: dict[str, list[Tensor]], ensemble: Ensemble) -> dict[str, list[Tensor]]:
     """Those of layers that learn: the units of a fixed prior say nothing of how learning goes."""
-    return {name: parts for name, parts in outputs.items() if ensemble.network.group(name) != "prior"}
+    return {name: parts for name, parts in outputs.items() if ensemble.network.group(name) not in FIXED}
 
 
-class Tap:
-    """Keeps what a network's layers put out after their ReLU, and measures the units."""
+class Tap(Noted):
+    """Keeps what a network's layers put out behind their activation, and measures the units."""
 
     def __init__(self) -> None:
-        self.outputs: dict[str, list[Tensor]] = {}
+        super().__init__()
         self.sizes: Params = {}
         self.gradient_sizes: Params = {}
 
-    def around(self, run: Executor[Tensor]) -> Executor[Tensor]:
-        """The executor, watched; a form that runs members one by one leaves one output for each."""
-        return cast(Executor[Tensor], _Tapped(run, self.outputs))
+    def of_units(self, name: str, outputs: list[Tensor], ensemble: Ensemble) -> Tensor:
+        """Mean size of a layer's units, [member, unit]; a unit of two parts is as large as both."""
+        sizes = torch.cat([_sizes(y, ensemble) for y in outputs])
+        return paired(sizes) if name in self.paired else sizes
 
     @contextmanager
     def measuring(self, ensemble: Ensemble) -> Iterator[None]:
@@ -186,43 +187,11 @@ class Tap:
         for hook in hooks:
             hook.remove()
         self.sizes = {
-            name: torch.cat([_sizes(y.detach(), ensemble) for y in parts]) for name, parts in self.outputs.items()
+            name: self.of_units(name, [y.detach() for y in parts], ensemble) for name, parts in self.outputs.items()
         }
-        self.gradient_sizes = {
-            name: torch.cat([own[place] for place in range(len(own))]) for name, own in slopes.items()
-        }
-
-
-class _Tapped:
-    """An executor that notes every ReLU's output under the layer whose units it shows."""
-
-    def __init__(self, run: Executor[Tensor], outputs: dict[str, list[Tensor]]) -> None:
-        self.run, self.outputs = run, outputs
-
-    def __getattr__(self, piece: str) -> Any:
-        return getattr(self.run, piece)
-
-    def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
-        y = self.run.layer(name, x, relu=relu, residual=residual)
-        return self._noted(name, y) if relu else y
-
-    def relu(self, x: Tensor, units: str) -> Tensor:
-        return self._noted(units, self.run.relu(x, units))
-
-    def _noted(self, name: str, y: Tensor) -> Tensor:
-        self.outputs.setdefault(name, []).append(y)
-        return y
+        found = {name: torch.cat([own[place] for place in range(len(own))]) for name, own in slopes.items()}
+        self.gradient_sizes = {name: paired(own) if name in self.paired else own for name, own in found.items()}
 
 
 def _sizes(part: Tensor, ensemble: Ensemble) -> Tensor:
     return unit_sizes(part[None] if ensemble.form == "loop" else members_first([part], ensemble))
-
-
-def members_first(parts: list[Tensor], ensemble: Ensemble) -> Tensor:
-    """Bring a layer's output in any form to [member, batch, unit, ...]."""
-    if ensemble.form == "loop":
-        return torch.stack(parts)
-    (y,) = parts
-    if ensemble.form == "kernels":
-        return y.permute(0, 1, 4, 2, 3) if y.dim() == 5 else y
-    return y.reshape(len(y), ensemble.members, -1, *y.shape[2:]).transpose(0, 1) if y.dim() == 4 else y

@@ -10,6 +10,7 @@ from steadyq.errors import UserError
 from steadyq.nets.layers import SIGMA, Conv, Executor, Group, Initial, Layer, LayerNorm, Linear, Noise, T, pooled
 
 Norm = Literal["none", "layer"]
+Activation = Literal["relu", "crelu"]
 Pooling = Literal["flatten", "average"]
 
 
@@ -25,7 +26,8 @@ class Described:
     product that compares two of them, as CURL has them; `wire` reads neither of these either. With `noisy` the hidden
     layer and the outputs have noise, which begins at so much over the root of their inputs. With `cosines` the outputs
     are those of quantiles that come with an observation: the latent is multiplied by features of each, a linear layer
-    of so many cosines, as in IQN.
+    of so many cosines, as in IQN. With `activation` crelu a hidden unit gives its positive and its negative part, and
+    whoever reads it is twice as wide. With `spectral` some weights are divided by their largest singular value.
     """
 
     observation: tuple[int, ...]
@@ -39,6 +41,8 @@ class Described:
     contrast: int = 0
     noisy: float = 0.0
     cosines: int = 0
+    activation: Activation = "relu"
+    spectral: bool = False
 
     @cached_property
     def body(self) -> dict[str, Layer]:
@@ -59,7 +63,7 @@ class Described:
             if self.norm == "layer" and not name.endswith("shortcut"):
                 image = layer.image_out if isinstance(layer, Conv) else ()
                 found[f"{name}.norm"] = LayerNorm(layer.outputs, image)
-        features = body[self.hidden_layer].outputs
+        features = self.wide(body[self.hidden_layer].outputs)
         sizes = (self.atoms, self.outputs) if self.dueling else (self.outputs,)
         if self.cosines:
             found["tau"] = Linear(self.cosines, body[self.hidden_layer].inputs)
@@ -73,6 +77,15 @@ class Described:
             layer = layers[name]
             found[name + SIGMA] = Noise(layer.inputs, layer.outputs, self.noisy, getattr(layer, "flattens", ()))
         return found
+
+    def wide(self, units: int) -> int:
+        """Numbers that are read of so many units behind their activation."""
+        return 2 * units if self.activation == "crelu" else units
+
+    @property
+    def spectral_layers(self) -> tuple[str, ...]:
+        """The last hidden layer: one is enough (Gogianu et al. 2021)."""
+        return (self.hidden_layer,) if self.spectral else ()
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -139,16 +152,22 @@ class Described:
         return "head" if beside else "encoder"
 
     def units(self, run: Executor[T], name: str, x: T, *, relu: bool = True, residual: T | None = None) -> T:
-        """A layer, its normalisation, the sum with `residual`, ReLU."""
+        """A layer, its normalisation, the sum with `residual`, its activation."""
         if self.norm == "none":
-            return run.layer(name, x, relu=relu, residual=residual)
+            fused = relu and self.activation == "relu"
+            y = run.layer(name, x, relu=fused, residual=residual)
+            return self.active(run, y, name) if relu and not fused else y
         return self.finished(run, name, run.layer(name, x), relu=relu, residual=residual)
 
     def finished(self, run: Executor[T], name: str, y: T, *, relu: bool = True, residual: T | None = None) -> T:
         """What follows a layer that has run by itself."""
         y = run.norm(f"{name}.norm", y) if self.norm == "layer" else y
         y = y if residual is None else run.add(y, residual)
-        return run.relu(y, name) if relu else y
+        return self.active(run, y, name) if relu else y
+
+    def active(self, run: Executor[T], x: T, units: str) -> T:
+        """The activation of a layer's units."""
+        return run.crelu(x, units) if self.activation == "crelu" else run.relu(x, units)
 
     def latent(self, run: Executor[T], x: T) -> T:
         """What the encoder makes of x, for the hidden layer to read."""
@@ -221,7 +240,7 @@ class Convolutional(Described):
     def latent_shape(self) -> tuple[int, ...]:
         """Of the last convolution's output."""
         last = list(self.body.values())[-2]
-        return (last.outputs, *last.image_out) if isinstance(last, Conv) else super().latent_shape
+        return (self.wide(last.outputs), *last.image_out) if isinstance(last, Conv) else super().latent_shape
 
     def latent(self, run: Executor[T], x: T) -> T:
         """Encoded, and perhaps renormalised."""
@@ -252,6 +271,12 @@ class Residual(Convolutional):
         }
         return {**found, self.hidden_layer: self.noise_too(*self.heads)}
 
+    @property
+    def spectral_layers(self) -> tuple[str, ...]:
+        """The blocks' convolutions, as in Beyond The Rainbow: neither what opens a stage nor linear layers."""
+        blocks = tuple(name for name in self.body if name.endswith(("conv1", "conv2")))
+        return blocks if self.spectral else ()
+
 
 @dataclass(frozen=True)
 class ResNet(Residual):
@@ -274,6 +299,8 @@ class ResNet(Residual):
     @cached_property
     def body(self) -> dict[str, Layer]:
         """Stem, blocks and head under the paper's names."""
+        if self.activation == "crelu":
+            raise UserError("crelu does not fit a resnet: its shortcuts would add an image that is twice as wide")
         channels, *image = self.observation
         size = (image[0], image[1])
         width = 8 * self.scale
@@ -323,8 +350,8 @@ class Impala(Residual):
             channels, size = wide, pooled(size)
             for block in range(2):
                 for conv in ("conv1", "conv2"):
-                    layers[f"stage{stage}.{block}.{conv}"] = Conv(wide, wide, image=size)
-        return {**layers, "hidden": self.projection(channels, size, self.hidden)}
+                    layers[f"stage{stage}.{block}.{conv}"] = Conv(self.wide(wide), wide, image=size)
+        return {**layers, "hidden": self.projection(self.wide(channels), size, self.hidden)}
 
     def encode(self, run: Executor[T], x: T) -> T:
         """Block(x) = conv2(ReLU(conv1(ReLU(x)))) + x; a ReLU after the last."""
@@ -334,10 +361,10 @@ class Impala(Residual):
             x = run.max_pool(self.units(run, last, x, relu=False))
             for block in range(2):
                 name = f"stage{stage}.{block}"
-                inner = self.units(run, f"{name}.conv1", run.relu(x, last))
+                inner = self.units(run, f"{name}.conv1", self.active(run, x, last))
                 last = f"{name}.conv2"
                 x = self.units(run, last, inner, relu=False, residual=x)
-        return run.relu(x, last)
+        return self.active(run, x, last)
 
 
 @dataclass(frozen=True)
@@ -353,7 +380,7 @@ class MinAtarNet(Described):
         """conv, hidden."""
         inputs, height, width = self.observation
         conv = Conv(inputs, self.channels, padding=0, image=(height, width))
-        features = (self.channels, *conv.image_out)
+        features = (self.wide(self.channels), *conv.image_out)
         return {"conv": conv, "hidden": Linear(math.prod(features), self.hidden, flattens=features)}
 
     def latent(self, run: Executor[T], x: T) -> T:
@@ -370,8 +397,8 @@ class MLP(Described):
     @cached_property
     def body(self) -> dict[str, Layer]:
         """fc1, fc2, ..."""
-        sizes = (math.prod(self.observation), *self.hidden)
-        return {f"fc{i}": Linear(inputs, outputs) for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1)}
+        read = (math.prod(self.observation), *map(self.wide, self.hidden))
+        return {f"fc{i}": Linear(*sizes) for i, sizes in enumerate(zip(read, self.hidden, strict=False), start=1)}
 
     def latent(self, run: Executor[T], x: T) -> T:
         """ReLU after each hidden layer but the last."""

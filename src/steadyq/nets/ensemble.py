@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, assert_never, cast
 
 import torch
 from torch import Tensor
 
 from steadyq.nets.forms import Form, Kernels, Loop, Noises, Stacked, check
-from steadyq.nets.layers import SIGMA, Encoding, Executor, Layer, LayerNorm, Network, Noise, Wiring
+from steadyq.nets.layers import FIXED, SIGMA, Encoding, Executor, Layer, LayerNorm, Network, Noise, Wiring
 from steadyq.nets.prediction import Contrast, Projection, Rollout
+from steadyq.nets.spectral import SETTLING, VECTORS, divided, iterated
 
 Params = dict[str, Tensor]
 """Parameters by name, each stacked over members in its first dimension."""
@@ -36,17 +37,43 @@ class Ensemble:
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """Parameters that compute in float32 whatever `dtype` is: those of the outputs."""
+        """Parameters that compute in float32 whatever `dtype` is: those of the outputs, and singular vectors."""
         names = (name for name in self.network.layers if name.removesuffix(SIGMA) in self.network.heads)
-        return tuple(f"{name}.{part}" for name in names for part in ("weight", "bias"))
+        return (*(f"{name}.{part}" for name in names for part in ("weight", "bias")), *self.vectors)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The singular vectors of normalised weights."""
+        return tuple(f"{name}.{part}" for name in self.network.spectral_layers for part in VECTORS)
+
+    @cached_property
+    def still(self) -> frozenset[str]:
+        """What neither gradients nor penalties nor decay move."""
+        fixed = [name for name in self.network.layers if self.network.group(name) in FIXED]
+        return frozenset((*self.vectors, *(f"{name}.{part}" for name in fixed for part in ("weight", "bias"))))
 
     def initial(self, generator: torch.Generator, device: torch.device | str = "cpu") -> Params:
         """Draw all members' parameters."""
         params: Params = {}
         for name, layer in self.network.layers.items():
-            weight, bias = self.initial_layer(layer, generator)
+            if self.network.group(name) == "kept":
+                weight, bias = torch.zeros(self.members, *layer.weight_shape), torch.zeros(self.members, layer.outputs)
+            else:
+                weight, bias = self.initial_layer(layer, generator)
             params[f"{name}.weight"], params[f"{name}.bias"] = weight.to(device), bias.to(device)
+        shapes = self.shapes()
+        for name in self.vectors:
+            params[name] = torch.randn(shapes[name], generator=generator).to(device)
+        for name in self.network.spectral_layers:
+            self.iterate_(params, name, SETTLING)
         return params
+
+    @torch.no_grad()
+    def iterate_(self, params: Params, name: str, times: int = 1, members: Tensor | None = None) -> None:
+        """Power iterations of a normalised layer's singular vectors in place, of the given members or of all."""
+        left, right = (params[f"{name}.{part}"] for part in VECTORS)
+        for old, new in zip((left, right), iterated(params[f"{name}.weight"], left, right, times), strict=True):
+            old.copy_(new if members is None else torch.where(members.to(old.device)[:, None], new, old))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all parameters, members first."""
@@ -54,6 +81,9 @@ class Ensemble:
         for name, layer in self.network.layers.items():
             found[f"{name}.weight"] = (self.members, *layer.weight_shape)
             found[f"{name}.bias"] = (self.members, layer.outputs)
+        for name in self.network.spectral_layers:
+            rows, *columns = self.network.layers[name].weight_shape
+            found |= {f"{name}.left": (self.members, rows), f"{name}.right": (self.members, math.prod(columns))}
         return found
 
     def initial_layer(self, layer: Layer, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -174,7 +204,12 @@ class Ensemble:
     def layer(self, params: Params, name: str) -> tuple[Layer, Tensor, Tensor]:
         """A layer with its weight and bias as it computes."""
         dtype = torch.float32 if name.removesuffix(SIGMA) in self.network.heads else self.dtype
-        return self.network.layers[name], params[f"{name}.weight"].to(dtype), params[f"{name}.bias"].to(dtype)
+        weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+        if name in self.network.spectral_layers:
+            weight = divided(weight, *(params[f"{name}.{part}"] for part in VECTORS))
+        if self.network.group(name) == "kept":
+            weight, bias = weight.detach(), bias.detach()
+        return self.network.layers[name], weight.to(dtype), bias.to(dtype)
 
 
 def _several(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

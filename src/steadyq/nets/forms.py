@@ -78,6 +78,15 @@ class _Anywhere:
         """ReLU by itself."""
         return functional.relu(x)
 
+    def crelu(self, x: Tensor, units: str) -> Tensor:
+        """Side by side, so that members stay apart where they share a dimension."""
+        place = self.unit_dim(x)
+        return torch.stack((functional.relu(x), functional.relu(-x)), place + 1).flatten(place, place + 1)
+
+    def unit_dim(self, x: Tensor) -> int:
+        """The dimension of channels or features."""
+        return x.dim() - 1
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum."""
         return x + y
@@ -97,6 +106,10 @@ class Loop(_Anywhere):
     """One member: `[batch, channel, y, x]` and `[batch, feature]`."""
 
     member: int
+
+    def unit_dim(self, x: Tensor) -> int:
+        """Channels come before positions."""
+        return 1
 
     def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
         """An ordinary layer."""
@@ -160,6 +173,10 @@ class Stacked(_Anywhere):
 
     members: int
     observation: Tensor
+
+    def unit_dim(self, x: Tensor) -> int:
+        """Channels come before positions, features last."""
+        return 1 if x.dim() == 4 else 2
 
     def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
         """A grouped convolution or a batched matrix product."""

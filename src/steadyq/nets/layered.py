@@ -41,7 +41,7 @@ class Layered(Convolutional):
             if kind == "linear":
                 flattens = shape if len(shape) == 3 else ()
                 found[f"fc{_count(found, Linear)}"] = Linear(math.prod(shape), numbers[0], flattens=flattens)
-                shape = (numbers[0],)
+                shape = (self.wide(numbers[0]),)
                 continue
             if len(shape) != 3:
                 raise UserError(f"network.layers: {text!r} needs an image, and comes after a vector of {shape[0]}")
@@ -50,7 +50,7 @@ class Layered(Convolutional):
             if min(conv.image_out) < 1:
                 raise UserError(f"network.layers: {text!r} does not fit an image of {shape[1]}x{shape[2]}")
             found[f"conv{_count(found, Conv)}"] = conv
-            shape = (channels, *conv.image_out)
+            shape = (self.wide(channels), *conv.image_out)
         if len(shape) == 3 or not found:
             raise UserError("network.layers must be given, and end in a linear layer, such as 'linear 128'")
         return found

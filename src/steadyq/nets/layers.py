@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 T = TypeVar("T")
-Group = Literal["encoder", "head", "prior"]
+Group = Literal["encoder", "head", "prior", "kept"]
 """Which part of a network a layer belongs to: the last hidden layer and the outputs are the head, all before it the
-encoder; a prior never learns.
+encoder; a prior never learns, nor does what an injection keeps.
 """
+FIXED: tuple[Group, ...] = ("prior", "kept")
+"""Groups that never learn."""
 Initial = Literal["torch", "xavier"]
 """How weights are drawn: uniform in +-1/sqrt(fan-in), biases too, as PyTorch does; or Xavier's uniform, biases zero."""
 
@@ -181,6 +183,9 @@ class Executor(Protocol[T]):
     def relu(self, x: T, units: str) -> T:
         """ReLU by itself; `units` is the layer whose units are seen behind it."""
 
+    def crelu(self, x: T, units: str) -> T:
+        """Each unit's ReLU(x) and ReLU(-x), side by side: twice as many channels or features."""
+
     def add(self, x: T, y: T) -> T:
         """The sum of two activations."""
 
@@ -250,6 +255,10 @@ class Network(Protocol):
     @property
     def transition(self) -> int:
         """Actions that a model of the next latent knows, where the network has one; 0 without."""
+
+    @property
+    def spectral_layers(self) -> tuple[str, ...]:
+        """Layers whose weight is divided by its largest singular value (`spectral.py`)."""
 
     @property
     def monitored(self) -> tuple[str, ...]:

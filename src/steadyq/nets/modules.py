@@ -24,6 +24,7 @@ class ModuleNetwork:
 
     initial: Initial = "torch"
     cosines = transition = 0
+    spectral_layers: tuple[str, ...] = ()
     readers: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 nobody knows who reads whom
 
     def __init__(self, name: str, make: Make, observation: tuple[int, ...], outputs: int) -> None:

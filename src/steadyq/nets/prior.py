@@ -45,6 +45,11 @@ class WithPrior:
         return self.network.transition
 
     @property
+    def spectral_layers(self) -> tuple[str, ...]:
+        """Of what learns."""
+        return self.network.spectral_layers
+
+    @property
     def monitored(self) -> tuple[str, ...]:
         """What learns."""
         return self.network.monitored
@@ -60,24 +65,31 @@ class WithPrior:
 
     def wire(self, run: Executor[T], x: T) -> T:
         """Network + scale x prior."""
-        prior = self.network.wire(cast(Executor[T], _Twin(run)), x)
+        prior = self.network.wire(cast(Executor[T], Twin(run, NAME)), x)
         return run.offset(self.network.wire(run, x), prior, self.scale)
 
 
-class _Twin:
-    """An executor under which layers are those of the prior."""
+class Twin:
+    """An executor under which layers are those whose names begin so."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, run: Any, name: str) -> None:
+        self.run, self.name = run, name
 
     def __getattr__(self, piece: str) -> Any:
         return getattr(self.run, piece)
 
     def layer(self, name: str, x: Any, **options: Any) -> Any:
-        return self.run.layer(NAME + name, x, **options)
+        """The twin's layer."""
+        return self.run.layer(self.name + name, x, **options)
 
     def norm(self, name: str, x: Any) -> Any:
-        return self.run.norm(NAME + name, x)
+        """The twin's normalisation."""
+        return self.run.norm(self.name + name, x)
 
     def relu(self, x: Any, units: str) -> Any:
-        return self.run.relu(x, NAME + units)
+        """ReLU of the twin's units."""
+        return self.run.relu(x, self.name + units)
+
+    def crelu(self, x: Any, units: str) -> Any:
+        """Both parts of the twin's units."""
+        return self.run.crelu(x, self.name + units)

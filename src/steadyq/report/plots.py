@@ -1,4 +1,4 @@
-"""Figures of a sweep: curves of every game by variant with a summary panel, and spike ratios of all layers.
+"""Figures of a sweep: curves of every game by variant with a summary panel, spike ratios of all layers, remedies.
 
 Every figure states its games, seeds and protocol. Seeds are the only replication: bands and bars resample them.
 """
@@ -27,7 +27,9 @@ from steadyq.report.figures import (
 from steadyq.report.spikes import spike_map
 from steadyq.report.words import shown_name
 from steadyq.run.progress import plural
+from steadyq.suite.remedies import LAST, MEASURES, Effects
 from steadyq.suite.runs import Run
+from steadyq.suite.study import NO_REMEDY
 from steadyq.suite.summaries import Points, Profile
 
 AXES_HERE = {
@@ -138,6 +140,54 @@ def draw_spikes(env: str, variants: Mapping[str, Sequence[Run]], outs: Sequence[
         handles = last.lines
         said = facts({env: variants}) + " Colour and lines: mean over members and seeds; one logarithmic colour scale."
         _words(figure, f"{title}: {shown_name(env)}", handles, list(maps), said, across + 1)
+        for out in outs:
+            save(figure, out)
+
+
+REMEDIES = (
+    f"Numbers: mean over seeds of the evaluation score, and of diagnostics over the last {LAST:.0%} of the steps. "
+    "Colour: chance that a run with the remedy lies above one without, bold where its 95% bootstrap interval over "
+    "seeds leaves out one half (not corrected for looking at many)."
+)
+"""What a figure of remedies shows."""
+
+
+def draw_remedies(cells: Cells, effects: Effects, outs: Sequence[Path], *, title: str) -> None:
+    """Draw remedies x measures, a row of panels for each game and a column for each setup."""
+    _check(cells, outs)
+    setups = list(dict.fromkeys(setup for own in effects.values() for setup in own))
+    remedies = list(dict.fromkeys(remedy for own in effects.values() for each in own.values() for remedy in each))
+    remedies = [NO_REMEDY, *(remedy for remedy in remedies if remedy != NO_REMEDY)]
+    size = (0.42 * len(MEASURES) + 0.6, 0.19 * len(remedies) + 0.9)
+    matplotlib = drawing()
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        figure, panels = _figure(len(effects), len(setups), panel=size)
+        for row, (env, own) in enumerate(effects.items()):
+            for column, setup in enumerate(setups):
+                panel, found = panels[row][column], own.get(setup, {})
+                chances = np.full((len(remedies), len(MEASURES)), np.nan)
+                for y, remedy in enumerate(remedies):
+                    for x, measure in enumerate(MEASURES):
+                        effect = found.get(remedy, {}).get(measure.name)
+                        if effect is None:
+                            continue
+                        chances[y, x] = np.nan if effect.chance is None else effect.chance
+                        weight = "bold" if effect.sure else "normal"
+                        dark = effect.chance is not None and abs(effect.chance - 0.5) > 0.4
+                        shown = {"fontsize": 4.6, "fontweight": weight, "color": "white" if dark else "#222222"}
+                        panel.text(x, y, f"{effect.mean:.3g}", ha="center", va="center", **shown)
+                image = panel.imshow(chances, vmin=0, vmax=1, cmap="PuOr", aspect="auto")
+                panel.set_title(f"{shown_name(env)}, {setup}", fontsize=8)
+                panel.set_yticks(range(len(remedies)), remedies if column == 0 else [], fontsize=6)
+                names = [measure.name for measure in MEASURES]
+                panel.set_xticks(range(len(names)), names, fontsize=6, rotation=45, ha="right")
+                groups = [measure.mechanism for measure in MEASURES]
+                for x in (x for x in range(1, len(groups)) if groups[x] != groups[x - 1]):
+                    panel.axvline(x - 0.5, color="#666666", linewidth=0.8)
+        bar = figure.colorbar(image, ax=panels, shrink=0.5, aspect=30)
+        bar.set_label("chance to lie above 'none'", fontsize=7)
+        bar.ax.tick_params(labelsize=6)
+        _words(figure, title, [], [], f"{facts(cells)} {REMEDIES}", max(1, round(len(setups) * size[0] / 3.2)))
         for out in outs:
             save(figure, out)
 

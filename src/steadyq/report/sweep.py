@@ -12,6 +12,7 @@ from steadyq.report.spikes import spike_map
 from steadyq.run.files import refuse_links, replace_text
 from steadyq.scores.tables import Table
 from steadyq.suite.archive import split, without_ending
+from steadyq.suite.remedies import effects
 from steadyq.suite.study import STUDY_FILE, file_name
 from steadyq.suite.summaries import summaries
 from steadyq.suite.sweep import Sweep, read_sweep, state
@@ -79,6 +80,10 @@ def figures(sweep: Sweep, out: Path) -> dict[Path, str]:
             words = f"{study.title}: spike ratio of every layer over time. {plots.facts({env: variants})}"
             drawn |= dict.fromkeys(outs, words)
         return drawn
+    if study.figure == "remedies":
+        outs = [out / f"{file_name(study.name or 'figure')}{suffix}" for suffix in LAYOUTS]
+        plots.draw_remedies(cells, effects(sweep), outs, title=study.title)
+        return dict.fromkeys(outs, f"{study.title}: remedies x mechanisms. {plots.facts(cells)} {plots.REMEDIES}")
     if not any(len(series(run, column)[0]) for run in sweep.runs for column in study.columns):
         return drawn  # no game has finished yet
     outs = [out / f"{file_name(study.name or 'figure')}{suffix}" for suffix in LAYOUTS]

@@ -10,7 +10,7 @@ import numpy as np
 from steadyq.report.charts import Chart, Unit
 from steadyq.report.curves import Curve
 from steadyq.run.progress import plural
-from steadyq.suite.columns import Array
+from steadyq.suite.columns import Array, Reset
 from steadyq.suite.recovery import recoveries
 from steadyq.suite.runs import Run
 from steadyq.suite.variants import Cell, Comparison
@@ -107,13 +107,17 @@ def _planned_words(run: Run) -> str:
     if not planned:
         return ""
     times = len({reset.step for reset in planned})
-    strengths = dict.fromkeys(f"{reset.layer} {reset.strength:.0%} drawn anew" for reset in planned)
+    strengths = dict.fromkeys(map(_drawn, planned))
     parts = [
         f"step {each.step:,}: last games {figure(each.before)} before, "
         + ("not regained" if each.regained is None else f"regained {each.regained:,} steps later")
         for each in recoveries(run)
     ]
     return f"{times} planned ({', '.join(strengths)}). " + "; ".join(parts) + "." * bool(parts)
+
+
+def _drawn(reset: Reset) -> str:
+    return f"units of {reset.layer} drawn anew" if reset.by_unit else f"{reset.layer} {reset.strength:.0%} drawn anew"
 
 
 def figure(value: float, unit: Unit = "") -> str:

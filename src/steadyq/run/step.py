@@ -257,9 +257,10 @@ class Training:
         if regulation is None:
             return
         layers, ratios = self.spikes()
-        scores = self.unit_scores() if regulation.trigger.reads_units else {}
+        reads_units = regulation.trigger.reads_units or regulation.intervention.reads_units
+        scores = self.unit_scores() if reads_units else {}
         found = self.found() if regulation.trigger.reads_findings else ()
-        for event in regulation(learner, Evidence(layers, ratios, scores, found), self.generator):
+        for event in regulation(learner, Evidence(layers, ratios, scores, found, learner.utility), self.generator):
             self.resets += 1
             self.judged = []  # what stands after this must be seen anew
             self.writer.event("reset", self.step_count, **event)
@@ -393,6 +394,7 @@ class Training:
                 "adam_second": learner.adam.second,
                 "adam_step": learner.adam.step,
                 **({"snapshots": learner.older} if self.recipe.operator.snapshots > 1 else {}),
+                **({"utility": learner.utility.state()} if learner.utility else {}),
                 **({"slow": learner.slow} if learner.slow else {}),
                 "replay": self.ring.state(),
                 "loop": {
@@ -433,6 +435,7 @@ class Training:
         averaged = self.recipe.operator.snapshots > 1
         needed |= {"snapshots"} if averaged else set()
         needed |= {"slow"} if learner.slow else set()
+        needed |= {"utility"} if learner.utility else set()
         if missing := needed - tensors.keys():
             newest = self.writer.folder.checkpoints()[-1]
             raise UserError(f"{newest} is damaged: it has no {min(missing)}.safetensors")
@@ -443,6 +446,7 @@ class Training:
             (learner.adam.second, "adam_second"),
             (learner.adam.step, "adam_step"),
             *([(learner.older, "snapshots")] if averaged else []),
+            *([(learner.utility.state(), "utility")] if learner.utility else []),
             *([(learner.slow, "slow")] if learner.slow else []),
         ):
             if {key: t.shape for key, t in tensors[name].items()} != {key: t.shape for key, t in group.items()}:

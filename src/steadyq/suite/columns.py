@@ -145,6 +145,7 @@ class Reset(NamedTuple):
     kind: str = "reinitialise"
     strength: float = 1.0
     planned: bool = False
+    by_unit: bool = False
 
 
 class Spikes(NamedTuple):
@@ -174,7 +175,8 @@ def read_reset(row: Row) -> Reset:
     """A reset event; older ones name a layer and nothing else."""
     where = row.get("layer") or row.get("scope", "")
     planned = row.get("trigger") == "periodic"
-    return Reset(int(row["step"]), where, row.get("kind", "reinitialise"), row.get("strength", 1.0), planned)
+    kind, strength = row.get("kind", "reinitialise"), row.get("strength", 1.0)
+    return Reset(int(row["step"]), where, kind, strength, planned, "units" in row)
 
 
 def read_events(found: Iterable[Row]) -> Events:

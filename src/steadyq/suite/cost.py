@@ -112,7 +112,8 @@ def seconds_here(runs: Sequence[PlannedRun], on_gpu: bool = True) -> dict[str, f
     for run in runs:
         recipe = possible_here(run.recipe, on_gpu)
         size = (recipe.network, recipe.ensemble, recipe.estimator, recipe.replay.batch, recipe.operator.kind)
-        key = (*size, recipe.operator.snapshots, recipe.auxiliary, recipe.protocol.backend, recipe.compute)
+        rules = (recipe.auxiliary, recipe.regulation)
+        key = (*size, recipe.operator.snapshots, *rules, recipe.protocol.backend, recipe.compute)
         if key not in timed:
             timed[key] = seconds_per_update(recipe, envs.spec(recipe.env, recipe.protocol))
         found[run.name] = run.recipe.updates * timed[key]

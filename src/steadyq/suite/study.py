@@ -13,7 +13,7 @@ A study is a file such as this one (all of `studies/*.toml` are), which a user c
     operator.forbid = "none"
     [needs]                                     # what a recipe must have for the study to mean something
     operator.kind = "controlled"
-    [figure]                                    # columns of metrics.jsonl to draw, or kind = "spikes"
+    [figure]                                    # columns of metrics.jsonl to draw, or kind = "spikes" or "remedies"
     columns = ["return_10", "q_taken"]
 """
 
@@ -34,9 +34,11 @@ from steadyq.run.files import read_text
 STUDY_FILE = "sweep.toml"
 """A sweep folder's study, in that folder."""
 
-FIGURES = ("curves", "spikes")
+FIGURES = ("curves", "spikes", "remedies")
 _KEYS = ("name", "title", "question", "games", "preset", "scale", "seeds", "settings", "variants", "needs", "figure")
 MOST_RUNS = 100_000
+NO_REMEDY = "none"
+"""The variant that remedies are compared with."""
 _RESERVED = {"env": "--games", "seed": "--seeds"}
 
 
@@ -56,7 +58,7 @@ class Study:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Dotted changes by name; `preset` and `scale` may vary too."""
     needs: Mapping[str, Any] = field(default_factory=dict)
-    figure: Literal["curves", "spikes"] = "curves"
+    figure: Literal["curves", "spikes", "remedies"] = "curves"
     columns: tuple[str, ...] = ("return_10",)
 
     @property
@@ -230,6 +232,8 @@ def read_study(text: str, name: str) -> Study:
         figure=kind,
         columns=tuple(columns),
     )
+    if study.figure == "remedies":
+        _check_remedies(study)
     for option in (*study.settings, *study.varied):
         if option in _RESERVED:
             key = _RESERVED[option].removeprefix("--")
@@ -282,6 +286,21 @@ def _seeds(value: Any, name: str) -> tuple[int, ...]:
     if isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value):
         return tuple(sorted(set(value)))
     raise UserError(f"study {name}: seeds must be a number of seeds or a list of them, got {shown(value)}")
+
+
+def parted(label: str) -> tuple[str, str]:
+    """The setup and the remedy of a variant that a study of remedies names `setup: remedy`."""
+    setup, found, remedy = label.rpartition(": ")
+    if not found:
+        raise UserError(f"a study of remedies names its variants 'setup: remedy', not {label!r}")
+    return setup, remedy
+
+
+def _check_remedies(study: Study) -> None:
+    """Raise unless every variant is a remedy of a setup that is there without one."""
+    for setup in dict.fromkeys(parted(label)[0] for label in study.labels):
+        if f"{setup}: {NO_REMEDY}" not in study.labels:
+            raise UserError(f"study {study.name}: a variant '{setup}: {NO_REMEDY}' is needed to compare remedies with")
 
 
 def _check_number(runs: int, name: str) -> None:

@@ -25,6 +25,7 @@ from steadyq.suite.comparing import (
     top_of,
     without_backend,
 )
+from steadyq.suite.remedies import remedies_table
 from steadyq.suite.runs import Run
 from steadyq.suite.sweep import Sweep, state
 from steadyq.suite.variants import Cell as VariantRuns
@@ -45,11 +46,11 @@ class ScoreRow:
     resets: int | None
 
 
-def score_rows(comparison: Comparison) -> list[ScoreRow]:
-    """A row for each variant on each environment."""
+def score_rows(comparison: Comparison, at: int | None = None) -> list[ScoreRow]:
+    """A row for each variant on each environment: its evaluations, or its training games up to step `at`."""
     found = []
     for cell in (cell for env in comparison.envs for cell in comparison.on(env)):
-        scores, random = cell.scores, cell.random
+        scores, random = cell.scores if at is None else cell.training_at(at), cell.random
         mean = float(np.mean(scores)) if scores else None
         interval = tuple(map(float, mean_interval(scores))) if len(scores) > 1 else None
         ratio = times_random(mean, random) if mean is not None and random is not None else None
@@ -76,6 +77,8 @@ def tables(sweep: Sweep) -> list[Table]:
         for name, change in normalisations(benchmark):
             found.append(_aggregates(sweep, benchmark, name, change))
         found += _costs(sweep, benchmark)
+    if sweep.study.figure == "remedies":
+        found.append(remedies_table(sweep))
     if len(sweep.study.labels) > 1 and (best := best_means(sweep)):
         found.append(_variants(sweep, best))
     found.append(_by_game(sweep, benchmark))

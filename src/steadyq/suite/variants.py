@@ -34,6 +34,16 @@ class Cell:
         """Evaluation means of the finished runs."""
         return [run.result["mean_return"] for run in self.runs if run.result]
 
+    def training_at(self, step: int) -> list[float]:
+        """Means of the last ten training games of the runs that have come so far, finished or not."""
+        found = []
+        for run in self.runs:
+            steps, values = run.metrics.series("return_10")
+            there = np.flatnonzero(steps <= step)
+            if len(there) and len(run.metrics) and run.metrics.steps[-1] >= step:
+                found.append(float(values[there[-1]]))
+        return found
+
     def mean_of(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
         """Mean over the finished runs of something in their results."""
         found = [v for run in self.runs if run.result and (v := value(run.result)) is not None]

@@ -6,6 +6,7 @@ views of the buffers.
 """
 
 import math
+from collections.abc import Container
 
 import torch
 from torch import Tensor
@@ -26,7 +27,13 @@ class Flat:
     """
 
     def __init__(
-        self, initial: Params, settings: Adam, dtype: torch.dtype, exact: tuple[str, ...], by_unit: bool = False
+        self,
+        initial: Params,
+        settings: Adam,
+        dtype: torch.dtype,
+        exact: tuple[str, ...],
+        by_unit: bool = False,
+        still: Container[str] = (),
     ) -> None:
         some = next(iter(initial.values()))
         self.members, self.device = some.shape[0], some.device
@@ -38,7 +45,7 @@ class Flat:
         tensor = [i for i, count in enumerate(blocks) for _ in range(count)]
         self.segment = torch.tensor(tensor, dtype=torch.int32, device=self.device)
         self.steps = self._buffer() if by_unit else torch.zeros(self.members, len(blocks), device=self.device)
-        coefficients = [settings.decay if decays(p) else 0.0 for p in initial.values()]
+        coefficients = [settings.decay if decays(p) and name not in still else 0.0 for name, p in initial.items()]
         self.decay = torch.tensor(coefficients, device=self.device) if settings.decay else None
         self.buffers = {name: self._buffer() for name in ("online", "target", "first", "second")}
         self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())

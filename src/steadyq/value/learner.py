@@ -18,6 +18,7 @@ from steadyq.value.operators import Operator, permitted, take
 from steadyq.value.optim import Adam, AdamState, clip_scale, member_norm, polyak_
 from steadyq.value.penalties import Penalties
 from steadyq.value.shapes import Batch, Draw, Params, Update, Values
+from steadyq.value.utility import Replacement, Utility
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settings:
     certainty: float = 0.0  # how much a sample weighs less where members' targets differ
     penalties: Penalties = field(default_factory=Penalties)
     unit_steps: bool = False  # whether Adam counts the steps of every parameter alone, so that units can be reset
+    replacement: Replacement | None = None  # how units that are of little use are found, where they are replaced
 
 
 MEASURES = (
@@ -85,7 +87,8 @@ class Learner:
             self.target = self.target_low = {name: p.clone() for name, p in initial.items()}
             self.adam = AdamState.zeros(self.online, settings.unit_steps)
         else:
-            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, ensemble.exact, settings.unit_steps)
+            exact, still = ensemble.exact, ensemble.still
+            self.flat = flat = Flat(initial, settings.adam, ensemble.dtype, exact, settings.unit_steps, still)
             self.online, self.target, self.adam = flat.online, flat.target, flat.adam
             self.online_low, self.target_low = flat.online_low, flat.target_low
         older = settings.snapshots - 1
@@ -93,6 +96,8 @@ class Learner:
         self.slow: Params = {name: p.detach().clone() for name, p in self.online.items()} if kept else {}
         self.older: Params = {name: p.repeat(older, *[1] * (p.dim() - 1)) for name, p in self.target_low.items()}
         self.earlier = replace(ensemble, members=older * ensemble.members)
+        replacement = settings.replacement
+        self.utility = None if replacement is None else Utility(replacement, ensemble, self.device)
         self.ceiling = torch.full((), torch.inf, device=device)
         self.updates = self.restarted = 0  # gradient steps, and their number at the last scheduled reset
 
@@ -194,8 +199,12 @@ class Learner:
         with torch.no_grad():
             with beside.reading(target, y, each, q):
                 measures |= self.measure(batch, target, y, each, q)
-            pulls = self.settings.penalties.gradient(self.online, self.initial, self.ensemble.network)
+            ensemble, penalties = self.ensemble, self.settings.penalties
+            pulls = penalties.gradient(self.online, self.initial, ensemble.network, ensemble.still)
+            put_out = self.utility.put_out(self.online_low, batch.observation) if self.utility else {}
             norm = self.step_(gradient | {name: gradient[name] + pull for name, pull in pulls.items()}, draw)
+            if self.utility:
+                self.utility.add_(put_out, self.online)
             beside.join()
             measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
         return Update(priority=each.mean(0), measures=measures)
@@ -209,7 +218,8 @@ class Learner:
         else:
             norm = member_norm(gradient)
             scale = clip_scale(norm, settings.clip)
-            settings.adam.step_(self.online, gradient, self.adam, scale, active, draw.rate)
+            learning = {name: p for name, p in self.online.items() if name not in self.ensemble.still}
+            settings.adam.step_(learning, gradient, self.adam, scale, active, draw.rate)
             if tau is not None:
                 polyak_(self.target, self.online, tau)
         if self.auxiliary is not None and self.slow:
@@ -217,6 +227,9 @@ class Learner:
         if settings.penalties.project:
             settings.penalties.project_(self.online, self.initial, self.ensemble.network)
             self.refresh()
+        for name in self.ensemble.network.spectral_layers:
+            for params in (self.online, self.target):
+                self.ensemble.iterate_(params, name)
         return norm
 
     def refresh(self) -> None:

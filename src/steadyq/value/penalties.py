@@ -3,12 +3,13 @@
 Each acts on every member alone; none is part of the loss that is logged.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from steadyq.nets.layers import Linear, Network
+from steadyq.nets.layers import FIXED, Linear, Network
 from steadyq.value.optim import along
 from steadyq.value.shapes import Params
 
@@ -26,13 +27,13 @@ class Penalties:
         """Whether any of them does anything."""
         return self.pull > 0 or self.parseval > 0 or self.project
 
-    def gradient(self, online: Params, initial: Params, network: Network) -> Params:
+    def gradient(self, online: Params, initial: Params, network: Network, still: Container[str] = ()) -> Params:
         """The slopes of pull x |p - p_0|^2 (L2 towards the initial weights, Kumar et al. 2023) and of
         parseval x |W W^T - I|^2 for hidden linear layers (Chung et al. 2024), where they are not 0.
         """
         found: Params = {}
         if self.pull:
-            found = {name: 2 * self.pull * (p - initial[name]) for name, p in online.items()}
+            found = {name: 2 * self.pull * (p - initial[name]) for name, p in online.items() if name not in still}
         for name in orthogonal(network) if self.parseval else ():
             w = online[f"{name}.weight"]  # [member, out, in]
             slope = 4 * self.parseval * (w @ w.transpose(1, 2) - torch.eye(w.shape[1], device=w.device)) @ w
@@ -54,13 +55,13 @@ def orthogonal(network: Network) -> list[str]:
     return [
         name
         for name, layer in network.layers.items()
-        if isinstance(layer, Linear) and name not in network.heads and network.group(name) != "prior"
+        if isinstance(layer, Linear) and name not in network.heads and network.group(name) not in FIXED
     ]
 
 
 def normalised(network: Network) -> list[str]:
     """Layers that learn and that a LayerNorm follows."""
-    return [name for name in network.layers if f"{name}.norm" in network.layers and network.group(name) != "prior"]
+    return [name for name in network.layers if f"{name}.norm" in network.layers and network.group(name) not in FIXED]
 
 
 def size(p: Tensor) -> Tensor:

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from steadyq.nets.ensemble import Ensemble
-from steadyq.nets.layers import SIGMA
+from steadyq.nets.injection import COPY, KEPT
+from steadyq.nets.layers import FIXED, SIGMA
+from steadyq.nets.spectral import SETTLING, VECTORS
 from steadyq.nets.units import dormant_fraction, reading_columns
 from steadyq.value.learner import Learner
 from steadyq.value.optim import along
 from steadyq.value.shapes import Params
+from steadyq.value.utility import Utility
 
 Mask = dict[str, Tensor]
 """Which members' layers, by the layer's name: [member] bool, on the CPU."""
@@ -36,6 +39,7 @@ class Evidence:
     spikes: Tensor  # [member, layer] on the CPU
     scores: Params = field(default_factory=dict)  # of hidden layers' units, [member, unit], if asked for
     findings: tuple[str, ...] = ()  # of the monitor's verdict, those that stand now, if asked for
+    utility: Utility | None = None  # of hidden layers' units, where it is followed
 
 
 class Trigger(Protocol):
@@ -57,6 +61,7 @@ class Intervention(Protocol):
     """Writes one set of parameters."""
 
     name: ClassVar[str]
+    reads_units: ClassVar[bool]
 
     def __call__(
         self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
@@ -64,7 +69,10 @@ class Intervention(Protocol):
         """Intervene on the masked layers, and say what was touched."""
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
-        """Share of the layer that is drawn anew."""
+        """Share of the layer that is drawn anew, or of each of its units where single ones are."""
+
+    def units(self, layer: str, evidence: Evidence) -> Tensor | None:
+        """Which units of each member's layer it would redraw, [member, unit]; None where it takes layers as a whole."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,35 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Reinitialise:
+class Always:
+    """Every layer with every measurement: no trigger at all, for what decides itself what to touch."""
+
+    name: ClassVar[str] = "none"
+    scheduled: ClassVar[bool] = False
+    reads_units: ClassVar[bool] = False
+    reads_findings: ClassVar[bool] = False
+
+    def due(self, measuring: bool, updates: int, since: int) -> bool:
+        """With every measurement."""
+        return measuring
+
+    def __call__(self, evidence: Evidence, ensemble: Ensemble) -> Mask:
+        """Every layer of every member."""
+        return {name: torch.ones(ensemble.members, dtype=torch.bool) for name in ensemble.network.layers}
+
+
+class Whole:
+    """What interventions share that take layers as a whole."""
+
+    reads_units: ClassVar[bool] = False
+
+    def units(self, layer: str, evidence: Evidence) -> Tensor | None:
+        """None: whole layers."""
+        return None
+
+
+@dataclass(frozen=True)
+class Reinitialise(Whole):
     """Draw weight and bias anew."""
 
     name: ClassVar[str] = "reinitialise"
@@ -168,11 +204,11 @@ class Reinitialise:
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
         """All of what learns."""
-        return 0.0 if ensemble.network.group(layer) == "prior" else 1.0
+        return 0.0 if ensemble.network.group(layer) in FIXED else 1.0
 
 
 @dataclass(frozen=True)
-class ShrinkPerturb:
+class ShrinkPerturb(Whole):
     """w <- (1 - strength) w + strength x fresh draw, with a strength for each group of layers."""
 
     encoder: float = 0.5
@@ -193,7 +229,7 @@ class ShrinkPerturb:
                 return self.encoder
             case "head":
                 return self.head
-            case "prior":
+            case "prior" | "kept":
                 return 0.0
         assert_never(group)
 
@@ -206,39 +242,92 @@ class Recycle:
 
     threshold: float = 0.1
     name: ClassVar[str] = "recycle"
+    reads_units: ClassVar[bool] = True
 
     def __call__(
         self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
     ) -> Touched:
         """Recycle the dormant units of the masked members' layers."""
-        network, touched = ensemble.network, Touched()
+        touched = Touched()
         for name, hit in mask.items():
-            if not hit.any():
-                continue
-            scores = evidence.scores[name]
-            units = (scores <= self.threshold) & hit.to(scores.device)[:, None]  # [member, unit]
-            fresh, _ = ensemble.initial_layer(network.layers[name], generator)
-            weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-            rows = units.view(*units.shape, *[1] * (weight.dim() - 2)).to(weight.device)
-            weight.copy_(torch.where(rows, fresh.to(weight.device), weight))
-            bias.masked_fill_(units.to(bias.device), 0)
-            _join(touched, f"{name}.weight", rows.expand_as(weight))
-            _join(touched, f"{name}.bias", units.to(bias.device))
-            _renew_noise_(name, units, params, ensemble, generator, touched)
-            for reader in network.readers[name]:
-                outgoing = params[f"{reader}.weight"]
-                columns = reading_columns(units.to(outgoing.device), network.layers[reader])
-                outgoing.masked_fill_(columns, 0)
-                _join(touched, f"{reader}.weight", columns.expand_as(outgoing))
+            units = self.units(name, evidence) & hit.to(evidence.scores[name].device)[:, None]
+            if units.any():
+                _redraw_(name, units, params, ensemble, generator, touched)
+        _settle_(touched, params, ensemble)
         return touched
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
-        """Whole units."""
-        return 1.0
+        """Whole units, where it is known who reads them."""
+        return 1.0 if layer in ensemble.network.readers else 0.0
+
+    def units(self, layer: str, evidence: Evidence) -> Tensor:
+        """The dormant ones."""
+        return evidence.scores[layer] <= self.threshold
 
 
 @dataclass(frozen=True)
-class Answer:
+class Replace:
+    """Continual backprop: the least useful units that are due are drawn anew as by `Recycle`.
+
+    Before their outgoing weights become 0, whoever reads them takes what they put out on average into its bias.
+    """
+
+    name: ClassVar[str] = "replace"
+    reads_units: ClassVar[bool] = False
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Replace what is due in the masked members' layers."""
+        utility, touched = _followed(evidence), Touched()
+        for name, hit in mask.items():
+            units = self.units(name, evidence) & hit.to(utility.age[name].device)[:, None]
+            if not units.any():
+                continue
+            lost = utility.usual(name) * units.repeat_interleave(utility.mean[name].shape[1] // units.shape[1], 1)
+            for reader in ensemble.network.readers[name]:
+                layer, weight, _ = ensemble.layer(params, reader)  # as it computes, perhaps normalised
+                columns = reading_columns(lost.to(weight.device), layer)
+                params[f"{reader}.bias"] += (weight * columns).flatten(2).sum(2)
+            _redraw_(name, units, params, ensemble, generator, touched)
+            utility.renew_(name, units)
+        _settle_(touched, params, ensemble)
+        return touched
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """Whole units, where it is known who reads them."""
+        return 1.0 if layer in ensemble.network.readers else 0.0
+
+    def units(self, layer: str, evidence: Evidence) -> Tensor:
+        """The least useful ones that are due."""
+        return _followed(evidence).least(layer)
+
+
+@dataclass(frozen=True)
+class Inject(Whole):
+    """Plasticity injection: what the head has learned is kept as it is, and a fresh head learns what is missing.
+
+    The fresh head's copy is taken away again, so that values stay what they were; see `nets/injection.py`.
+    """
+
+    name: ClassVar[str] = "inject"
+
+    def __call__(
+        self, mask: Mask, params: Params, ensemble: Ensemble, evidence: Evidence, generator: torch.Generator
+    ) -> Touched:
+        """Inject into the masked members' heads."""
+        _copy_(mask, params, KEPT)
+        touched = _blend_(mask, params, ensemble, generator, self.strength)
+        _copy_(mask, params, COPY)
+        return touched
+
+    def strength(self, layer: str, ensemble: Ensemble) -> float:
+        """All of the head."""
+        return 1.0 if ensemble.network.group(layer) == "head" else 0.0
+
+
+@dataclass(frozen=True)
+class Answer(Whole):
     """To every finding of the monitor the intervention that answers it, on the layers that it is about."""
 
     name: ClassVar[str] = "answer"
@@ -260,7 +349,7 @@ class Answer:
 
     def strength(self, layer: str, ensemble: Ensemble) -> float:
         """All of what learns."""
-        return 0.0 if ensemble.network.group(layer) == "prior" else 1.0
+        return 0.0 if ensemble.network.group(layer) in FIXED else 1.0
 
 
 ANSWERS: dict[str, Intervention] = {
@@ -304,6 +393,8 @@ class Regulation:
             learner.restart()
         hits = self.trigger(evidence, ensemble)
         mask = {name: hit for name, hit in hits.items() if self.intervention.strength(name, ensemble) > 0}
+        counts = {name: self.counted(name, evidence) for name in mask}
+        mask = {name: hit if (count := counts[name]) is None else hit & (count > 0) for name, hit in mask.items()}
         if not any(hit.any() for hit in mask.values()):
             return []
         touched = self.intervention(mask, learner.online, ensemble, evidence, generator)
@@ -321,14 +412,21 @@ class Regulation:
             case _:
                 assert_never(self.target)
         learner.refresh()
-        return self.events(mask, ensemble, evidence)
+        return self.events(mask, counts, ensemble, evidence)
 
-    def events(self, mask: Mask, ensemble: Ensemble, evidence: Evidence) -> list[dict[str, Any]]:
+    def counted(self, layer: str, evidence: Evidence) -> Tensor | None:
+        """How many units of each member's layer would be redrawn, [member] on the CPU, where single ones are."""
+        units = self.intervention.units(layer, evidence)
+        return None if units is None else units.sum(1).cpu()
+
+    def events(
+        self, mask: Mask, counts: Mapping[str, Tensor | None], ensemble: Ensemble, evidence: Evidence
+    ) -> list[dict[str, Any]]:
         """One for each group where the whole ensemble was scheduled, one for each member's layer otherwise."""
         about: dict[str, Any] = {"kind": self.intervention.name, "trigger": self.trigger.name}
         if self.trigger.reads_findings:
             about["findings"] = list(evidence.findings)
-        if self.trigger.scheduled:
+        if self.trigger.scheduled and all(count is None for count in counts.values()):
             groups = {
                 ensemble.network.group(name): self.intervention.strength(name, ensemble)
                 for name, hit in mask.items()
@@ -340,14 +438,57 @@ class Regulation:
             for member in hit.nonzero().flatten().tolist():
                 place: dict[str, Any] = {"scope": "layer", "member": member, "layer": name}
                 strength = {"strength": self.intervention.strength(name, ensemble)}
-                found.append(about | place | strength | self._measured(name, member, evidence))
+                found.append(about | place | strength | _measured(name, member, counts[name], evidence))
         return sorted(found, key=lambda event: event["member"])
 
-    def _measured(self, name: str, member: int, evidence: Evidence) -> dict[str, Any]:
-        if name in evidence.scores and isinstance(self.intervention, Recycle):
-            return {"units": int((evidence.scores[name][member] <= self.intervention.threshold).sum())}
-        ratio = float(evidence.spikes[member, evidence.layers.index(name)]) if name in evidence.layers else math.nan
-        return {"ratio": round(ratio, 4) if math.isfinite(ratio) else None}
+
+def _measured(name: str, member: int, count: Tensor | None, evidence: Evidence) -> dict[str, Any]:
+    if count is not None:
+        return {"units": int(count[member])}
+    ratio = float(evidence.spikes[member, evidence.layers.index(name)]) if name in evidence.layers else math.nan
+    return {"ratio": round(ratio, 4) if math.isfinite(ratio) else None}
+
+
+def _followed(evidence: Evidence) -> Utility:
+    if evidence.utility is None:
+        raise ValueError("units are replaced by their utility: start the learner with Settings(replacement=...)")
+    return evidence.utility
+
+
+def _redraw_(
+    name: str, units: Tensor, params: Params, ensemble: Ensemble, generator: torch.Generator, touched: Touched
+) -> None:
+    """Give units[member, unit] fresh incoming weights, a bias of zero, and outgoing weights of zero."""
+    network = ensemble.network
+    fresh, _ = ensemble.initial_layer(network.layers[name], generator)
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+    rows = units.view(*units.shape, *[1] * (weight.dim() - 2)).to(weight.device)
+    weight.copy_(torch.where(rows, fresh.to(weight.device), weight))
+    bias.masked_fill_(units.to(bias.device), 0)
+    _join(touched, f"{name}.weight", rows.expand_as(weight))
+    _join(touched, f"{name}.bias", units.to(bias.device))
+    _renew_noise_(name, units, params, ensemble, generator, touched)
+    for reader in network.readers[name]:
+        outgoing = params[f"{reader}.weight"]
+        columns = reading_columns(units.to(outgoing.device), network.layers[reader])
+        outgoing.masked_fill_(columns, 0)
+        _join(touched, f"{reader}.weight", columns.expand_as(outgoing))
+
+
+def _copy_(mask: Mask, params: Params, twin: str) -> None:
+    """Copy all that the masked members' layers have over their twins."""
+    for name, hit in mask.items():
+        for part in ("weight", "bias", *VECTORS):
+            if (p := params.get(f"{name}.{part}")) is not None:
+                other = params[f"{twin}{name}.{part}"]
+                other.copy_(torch.where(along(hit, p).to(p.device), p, other))
+
+
+def _settle_(touched: Touched, params: Params, ensemble: Ensemble) -> None:
+    """Let the singular vectors of weights that were written find their place."""
+    for name in ensemble.network.spectral_layers:
+        if (where := touched.get(f"{name}.weight")) is not None:
+            ensemble.iterate_(params, name, SETTLING, where if where.dim() == 1 else where.flatten(1).any(1))
 
 
 def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Generator, strength: Any) -> Touched:
@@ -366,6 +507,7 @@ def _blend_(mask: Mask, params: Params, ensemble: Ensemble, generator: torch.Gen
             p, where = params[key], along(hit, drawn).to(params[key].device)
             p.copy_(torch.where(where, p.lerp(drawn.to(p.device), share), p))
             touched[key] = hit
+    _settle_(touched, params, ensemble)
     return touched
 
 
