@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/developing: $(VENV)/installed
-	@$(PIP) --editable '.[dev,procgen,sb3,cluster,onnx,hub,tune]'
+	@$(PIP) --editable '.[dev,procgen,sb3,cluster,onnx,hub,tune,minari,wandb,mlflow,trackio]'
 	@touch $@
 
 demo: $(VENV)/installed

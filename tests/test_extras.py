@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-HIDDEN = ("ale_py", "minatar", "envpool", "imageio_ffmpeg", "pygame", "matplotlib", "stable_baselines3", "wandb", "ray")
+HIDDEN = (
+    *("ale_py", "minatar", "envpool", "imageio_ffmpeg", "pygame", "matplotlib", "stable_baselines3", "wandb", "ray"),
+    *("minari", "mlflow", "trackio"),
+)
 SCRIPT = f"""
 import sys
 
@@ -41,6 +44,8 @@ REFUSED = {
     "train Procgen/CoinRun --steps 10": "steadyq: Procgen is not installed: pip install 'steadyq[procgen]'",
     "compare run --figure curves.svg": "steadyq: a figure needs the extra: pip install 'steadyq[figures]'",
     "play run --out game.mp4": "steadyq: a video needs the extra: pip install 'steadyq[video]'",
+    "export run --minari data": "steadyq: datasets need the package minari: pip install 'steadyq[minari]'",
+    "train CartPole-v1 --replay.dataset d": "steadyq: datasets need the package minari: pip install 'steadyq[minari]'",
     "presets steady --scale paper": "steadyq: Atari is not installed: pip install 'steadyq[atari]'",
     "demo --out demo": "steadyq: MinAtar is not installed: pip install 'steadyq[minatar]'",
 }
@@ -69,6 +74,7 @@ def test_the_core_needs_no_emulator(tmp_path: Path) -> None:
 PACKAGES = (
     *("ale_py", "minatar", "envpool", "Box2D", "stable_baselines3", "sb3_contrib", "ray", "onnx", "onnxscript"),
     *("onnxruntime", "huggingface_hub", "optuna", "triton", "matplotlib", "imageio_ffmpeg", "pygame"),
+    *("minari", "h5py", "wandb", "mlflow", "trackio"),
 )
 
 

@@ -12,11 +12,13 @@ aravindsrinivas/curl_rainbow, `main.py` and `agent.py`. A name with a year is th
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from typing import Any, Literal
 
 from steadyq import envs
 from steadyq.envs import AnyEnv
 from steadyq.errors import UserError, nearest
+from steadyq.fields import flatten, read_toml
 from steadyq.recipe import (
     AuxiliarySection,
     EnsembleSection,
@@ -461,6 +463,27 @@ def recipe_for(preset: str, env: AnyEnv, scale: str = "") -> Recipe:
 
 HIDDEN = {"minatar": (128,), "cnn": (512,), "joined": (256, 256), "mlp": (128, 128)}
 """Widths of the network that is chosen for what an environment shows. [ours]"""
+
+TUNED = resources.files("steadyq") / "tuned"
+"""Recipes that were searched for, a file for each environment: its preset, its steps, and what it changes."""
+
+
+def tuned(env: AnyEnv, **changes: Any) -> Recipe:
+    """The recipe that was tuned for an environment (docs/tuned.md); one that has none raises naming those that have."""
+    name = envs.canonical(env)
+    file = TUNED / f"{name.replace('/', '-')}.toml"
+    if not file.is_file():
+        known = ", ".join(each.removeprefix("Gymnasium/") for each in tuned_environments())
+        raise UserError(f"no recipe was tuned for {name}: there are {known}")
+    table = read_toml(file.read_text(encoding="utf-8"), f"{file} is damaged")
+    options = {"steps": table["steps"], **flatten(table["options"])}
+    return _finish(recipe_for(table["preset"], env), {**options, **changes})
+
+
+def tuned_environments() -> list[str]:
+    """Environments that have a tuned recipe."""
+    found = [read_toml(file.read_text(encoding="utf-8"), str(file))["env"] for file in TUNED.iterdir()]
+    return sorted(found)
 
 
 def _base(preset: str, env: AnyEnv, scale: str) -> Recipe:

@@ -461,6 +461,8 @@ class ReplaySection:
     """Pixels by which sampled images are shifted at random, each way; 0 for none."""
     intensity: float = 0.0
     """Spread of the random number that sampled images are multiplied by; 0 for none."""
+    dataset: str = ""
+    """Learn from this Minari dataset (folder or name) and play nothing; a step is then one chance to learn."""
 
     @property
     def largest_n(self) -> int:
@@ -583,6 +585,10 @@ class RecordSection:
     """Write TensorBoard files."""
     wandb: bool = False
     """Log to Weights & Biases (needs the extra `wandb`)."""
+    mlflow: bool = False
+    """Log to MLflow (needs the extra `mlflow`), where MLFLOW_TRACKING_URI says."""
+    trackio: bool = False
+    """Log to Trackio on this machine (needs the extra `trackio`)."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -679,8 +685,8 @@ class Recipe:
     @property
     def updates(self) -> int:
         """Gradient updates of the whole run."""
-        learning = max(0, self.steps - self.replay.warmup) // self.protocol.lanes // self.replay.every
-        return learning * self.replay.ratio
+        lanes, warmup = (1, 0) if self.replay.dataset else (self.protocol.lanes, self.replay.warmup)
+        return max(0, self.steps - warmup) // lanes // self.replay.every * self.replay.ratio
 
     @property
     def more_passes(self) -> bool:

@@ -16,6 +16,7 @@ from steadyq import envs, presets
 from steadyq.bench import every
 from steadyq.bench import run as bench_run
 from steadyq.bench.clock import milliseconds
+from steadyq.bench.deployed import acting_times, agents
 from steadyq.bench.every import EAGER, Eager
 from steadyq.bench.layers import floor_ms
 from steadyq.bench.others import image_updates, sb3_updates
@@ -268,3 +269,15 @@ def test_costs_of_sweeps_are_the_measured_ones() -> None:
     rows = list(csv.DictReader((ROOT / "src/steadyq/suite/measured/updates.csv").open()))
     assert {(int(r["members"]), int(r["scale"])): (float(r["update_ms"]), float(r["act_ms"])) for r in rows} == ours
     assert {row["gpu"] for row in rows} == {measured["hardware"]["gpu"]}
+
+
+def test_acting_is_timed_in_pytorch_and_as_onnx() -> None:
+    row = acting_times("MLP", agents()["MLP"], budget=0.02)
+    assert [time["batch"] for time in row["times"]] == [1, 32]
+    assert all(time["pytorch_ms"] > 0 and time["onnx_ms"] > 0 for time in row["times"])
+    (sheet,) = sheets({"onnx": [{**row, "times": [{"batch": 1, "pytorch_ms": 0.3, "onnx_ms": 0.1}]}]})
+    assert sheet.rows == [("MLP, Gymnasium/CartPole-v1", "4", "90,280", "0.4", "1", "0.300", "0.100", "3.0")]
+
+
+def test_every_kind_of_network_is_timed_as_onnx() -> None:
+    assert [recipe.network.kind for recipe in agents().values()] == ["mlp", "minatar", "cnn", "resnet"]

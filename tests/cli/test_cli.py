@@ -89,7 +89,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "CartPole-v1", "--compute.device", "cuda"], "no GPU is visible"),
         (["train", "Atari/Pong", "--compute.device", "cpu", "--compute.precision", "bf16"], "bf16 needs a GPU"),
         (["train", "CartPole-v1", "--compute.form", "kernels"], "kernels needs a GPU and Triton"),
-        (["train", "CartPole-v1", "--record.wandb"], "pip install 'steadyq[wandb]'"),
+        (["train", "CartPole-v1", "--record.wandb"], "record.wandb needs"),
         (["evaluate", "nowhere"], "no run at nowhere"),
         (["evaluate", "."], "is not a run folder"),
         (["play", "nowhere", "--out", "game.mp4"], "no run at nowhere"),

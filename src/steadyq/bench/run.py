@@ -1,6 +1,7 @@
 """All measurements of `steadyq bench`, one section after another, each printed as soon as it is there."""
 
 import dataclasses
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds
+from steadyq.bench.deployed import PACKAGES, acting_times, agents
 from steadyq.bench.every import preset_times
 from steadyq.bench.layers import layer_times
 from steadyq.bench.others import image_updates, sb3_updates
@@ -42,7 +44,7 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu", "images")
+SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu", "images")
 ON_GPU = SECTIONS[:5]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
@@ -71,6 +73,8 @@ class Bench:
         possible = set(SECTIONS) if torch.cuda.is_available() else set(SECTIONS) - set(ON_GPU)
         if not compiles(torch.device("cuda")):
             possible.discard("layers")
+        if not all(importlib.util.find_spec(name) for name in PACKAGES):
+            possible.discard("onnx")
         return self.sections or tuple(name for name in SECTIONS if name in possible)
 
     def run(self) -> Row:
@@ -176,6 +180,18 @@ class Bench:
             finally:
                 torch.set_num_threads(threads)
             self.keep(f"{name}, {scale}: {rows[-1]['step_ms']:.2f} ms a step")
+
+    def onnx(self) -> None:
+        """Acting as an ONNX file beside acting in PyTorch, one agent of each kind."""
+        rows, threads = self.results.setdefault("onnx", []), torch.get_num_threads()
+        prepare_process(1)
+        try:
+            for kind, recipe in agents().items():
+                rows.append(acting_times(kind, recipe))
+                one = rows[-1]["times"][0]
+                self.keep(f"{kind}: {one['pytorch_ms']:.3f} ms an action, {one['onnx_ms']:.3f} as ONNX")
+        finally:
+            torch.set_num_threads(threads)
 
     def env(self) -> None:
         """Steps of real environments."""

@@ -49,6 +49,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield sharing(results["sharing"])
     if "steps" in results:
         yield steps(results["steps"])
+    if "onnx" in results:
+        yield onnx(results["onnx"])
     if "env" in results:
         rows = [(name, f"{rate:,.0f}") for name, rate in results["env"].items()]
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
@@ -176,6 +178,18 @@ def images(rows: list[Row]) -> Sheet:
     return Sheet(
         "DQN for images on one CPU thread, one network, ms per update; the ratio round by round", columns, body
     )
+
+
+def onnx(rows: list[Row]) -> Sheet:
+    """From observations to actions."""
+    columns = ("agent", "members", "parameters", "file, MB", "observations", "PyTorch, ms", "ONNX, ms", "times")
+    body = []
+    for row in rows:
+        what = (f"{row['kind']}, {row['env']}", str(row["members"]), f"{row['parameters']:,}", f"{row['file_mb']:.1f}")
+        for time in row["times"]:
+            ours, theirs = time["pytorch_ms"], time["onnx_ms"]
+            body.append((*what, str(time["batch"]), f"{ours:.3f}", f"{theirs:.3f}", f"{ours / theirs:.1f}"))
+    return Sheet("From observations to actions on one CPU thread", columns, body)
 
 
 def cpu(results: Row) -> Iterator[Sheet]:

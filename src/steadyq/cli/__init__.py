@@ -126,10 +126,10 @@ IMPORTING = ("train", "evaluate", "play", "export", "share", "sweep", "tune")
 COMMANDS = {
     "train": ("training", "Train an agent, or continue it: `steadyq train MinAtar/Breakout`."),
     "evaluate": ("training", "Play full games with a run's weights: `steadyq evaluate RUN`."),
-    "play": ("training", "Record a video of a run's agent: `steadyq play RUN --out game.mp4`."),
+    "play": ("training", "Show a run's agent in a video or a window: `steadyq play RUN --out game.mp4`."),
     "export": (
         "deploying",
-        "Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`.",
+        "Write a run's agent to an ONNX file, or its experience to a dataset: `steadyq export RUN --onnx agent.onnx`.",
     ),
     "share": ("deploying", "Put an agent with its card into a folder, or on a hub: `steadyq share RUN --to FOLDER`."),
     "compare": ("reading", "Print scores of several runs with intervals over seeds: `steadyq compare RUN...`."),

@@ -2,50 +2,79 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file, say_imports_of
+from steadyq.errors import UserError
+
+if TYPE_CHECKING:
+    from steadyq.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Write a run's agent to an ONNX file, which runs without this library (onnxruntime, a browser, a phone).
+    """Write a run's agent to an ONNX file, which runs without this library, or its experience to a Minari dataset.
 
     The file takes observations as the environment shows them (or its frames, stacked), scales them, asks all members
     and returns actions and values; its metadata say what it expects. Needs pip install 'steadyq[onnx]'.
+    The dataset holds the trajectories in the replay buffer (kept up to 32 MB, or with --record.keep-replay); `steadyq
+    train ENV --replay.dataset FOLDER` learns from it. Needs pip install 'steadyq[minari]'.
     """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
-    onnx: Path
-    """File to write."""
+    onnx: Path | None = None
+    """ONNX file to write."""
+    minari: Path | None = None
+    """Folder of the Minari dataset to write."""
     networks: Literal["acting", "online", "target"] = "acting"
     """Which networks: those that acted in training, or the ones named."""
 
 
 def export(words: list[str]) -> int:
-    """Write a run's agent to a file that runs without this library: `steadyq export RUN --onnx agent.onnx`."""
+    """Write a run's agent to an ONNX file, or its experience to a dataset: `steadyq export RUN --onnx agent.onnx`."""
     options = parse(ExportOptions, words)
 
-    from steadyq.agent import load
-    from steadyq.deploy.onnx import export_onnx
     from steadyq.run.folder import RunFolder
 
+    if options.onnx is None and options.minari is None:
+        raise UserError("export needs --onnx FILE or --minari FOLDER")
     check_file("--onnx", options.onnx)
     folder = RunFolder(options.run)
+    say_imports_of(folder.recipe)
+    if options.onnx is not None:
+        _export_onnx(folder, options.onnx, options.networks)
+    if options.minari is not None:
+        _export_minari(folder, options.minari)
+    return 0
+
+
+def _export_onnx(folder: "RunFolder", file: Path, networks: Literal["acting", "online", "target"]) -> None:
+    from steadyq.agent import load
+    from steadyq.deploy.onnx import export_onnx
+
     recipe = folder.recipe
-    say_imports_of(recipe)
-    agent = load(options.run, device="cpu", networks=options.networks)
+    agent = load(folder.path, device="cpu", networks=networks)
     about = {"preset": recipe.preset, "protocol": recipe.protocol.name, "seed": recipe.seed, "steps": agent.step}
     if (result := folder.result) is not None:
         about |= {"mean_return": result["mean_return"], "evaluation_games": result["episodes"]}
-    given = export_onnx(agent, options.onnx, about)
-    size = options.onnx.stat().st_size / 1e6
-    OUT.print(f"wrote    {options.onnx} ({size:.1f} MB): {', '.join(given)} -> action, value", soft_wrap=True)
-    return 0
+    given = export_onnx(agent, file, about)
+    size = file.stat().st_size / 1e6
+    OUT.print(f"wrote    {file} ({size:.1f} MB): {', '.join(given)} -> action, value", soft_wrap=True)
+
+
+def _export_minari(folder: "RunFolder", out: Path) -> None:
+    from steadyq.deploy.experience import export_minari
+
+    episodes, steps = export_minari(folder, out)
+    OUT.print(
+        f"wrote    {out}: {episodes:,} episodes, {steps:,} steps; minari.MinariDataset({str(out / 'data')!r}) reads it",
+        soft_wrap=True,
+    )
+    OUT.print(f"next     steadyq train {folder.recipe.env} --replay.dataset {out}", soft_wrap=True)
 
 
 @dataclass(frozen=True)

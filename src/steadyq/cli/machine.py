@@ -12,6 +12,7 @@ from rich.text import Text
 from steadyq.cli.options import parse
 from steadyq.cli.terminal import OUT, check_file
 from steadyq.errors import UserError, printable
+from steadyq.fields import flatten, read_toml
 from steadyq.run.files import read_text
 
 
@@ -29,6 +30,8 @@ class PresetsOptions:
     """Print the whole recipe as TOML."""
     axes: bool = False
     """Print where on the axes each preset, or the one named, lies."""
+    tuned: bool = False
+    """List the recipes that were tuned for an environment, which `steadyq train ENV --tuned` trains."""
 
 
 def presets(words: list[str]) -> int:
@@ -38,6 +41,10 @@ def presets(words: list[str]) -> int:
     from steadyq.paper.settings import hyperparameters
     from steadyq.presets import AXES, PRESETS, SCALES, axes, recipe_for
 
+    if options.tuned:
+        if options.name or options.toml or options.axes:
+            raise UserError("--tuned lists all tuned recipes, and goes with nothing else")
+        return _tuned()
     if options.axes:
         if options.toml:
             raise UserError("--axes and --toml: choose one of the two")
@@ -60,6 +67,20 @@ def presets(words: list[str]) -> int:
         print(recipe.to_toml(), end="")
     else:
         OUT.print(hyperparameters(recipe))
+    return 0
+
+
+def _tuned() -> int:
+    from steadyq.presets import TUNED, tuned_environments
+
+    table = Table(
+        Column("environment", no_wrap=True), "preset", "steps", "what it changes", box=None, header_style="bold"
+    )
+    for env in tuned_environments():
+        found = read_toml((TUNED / f"{env.replace('/', '-')}.toml").read_text(encoding="utf-8"), env)
+        changes = ", ".join(f"{name} {value}" for name, value in flatten(found["options"]).items())
+        table.add_row(env, found["preset"], f"{found['steps']:,}", Text(changes))
+    OUT.print(table)
     return 0
 
 
@@ -89,14 +110,16 @@ def doctor(words: list[str]) -> int:
 
 @dataclass
 class BenchOptions:
-    """Time updates in every form and scale, of every preset, acting, training's steps, environments, other libraries.
+    """Time updates in every form and scale, of every preset, acting (as ONNX too), steps, environments, others' code.
 
     Figures are medians and ratios of one run; a busy machine blurs them. A GPU run with compilation takes minutes.
     """
 
     json: Path | None = None
     """Also write all figures, with versions and hardware, to this file."""
-    section: tuple[Literal["gpu", "presets", "layers", "growth", "sharing", "steps", "env", "cpu", "images"], ...] = ()
+    section: tuple[
+        Literal["gpu", "presets", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu", "images"], ...
+    ] = ()
     """Only these sections; by default all that this machine can show."""
     scales: tuple[str, ...] = ()
     """Only these scales of section gpu, members x s: 4x2 16x4."""

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,12 +28,14 @@ class TrainOptions:
     """Run folder; by default runs/<env>-<preset>-<scale>-<changed options>-seed<n>."""
     base: Annotated[Path | None, tyro.conf.arg(name="recipe")] = None
     """Begin with the recipe in this file (a run's recipe.toml, a search's best.toml) in place of a preset's."""
+    tuned: bool = False
+    """Begin with the recipe that was tuned for this environment (`steadyq presets --tuned` lists them)."""
 
 
 def train(words: list[str]) -> int:
     """Train an agent, or continue it: `steadyq train MinAtar/Breakout`."""
     from steadyq import envs
-    from steadyq.presets import recipe_for
+    from steadyq.presets import recipe_for, tuned
 
     words = spelt(words)
     kwargs, wrappers, others = made_with(words)
@@ -42,6 +44,7 @@ def train(words: list[str]) -> int:
     first.add_argument("--preset", default="steady")
     first.add_argument("--scale", default="")
     first.add_argument("--recipe")
+    first.add_argument("--tuned", action="store_true")
     brief, helping = {*words} & {"-h", "--help"}, {*words} & {"-h", "--help", "--help-all"}
     words = ["--help" if word == "--help-all" else word for word in words]
     try:
@@ -52,6 +55,9 @@ def train(words: list[str]) -> int:
     if words[:1] != [given.env] and not helping:  # argparse takes the value of an option it does not know for it
         blank = TrainOptions(dataclasses.replace(known, env=""))
         given.env = parse(TrainOptions, others, blank, recipe=known).recipe.env or None
+    chosen = {word.partition("=")[0] for word in others} & {"--preset", "--scale", "--recipe"}
+    if given.tuned and chosen:
+        raise UserError(f"--tuned and {min(chosen)}: a tuned recipe has its own, choose one of the two")
     written = Recipe.from_toml(read_text(Path(given.recipe))) if given.recipe else None
     if written is not None:
         given.env = given.env or written.env
@@ -63,7 +69,10 @@ def train(words: list[str]) -> int:
         say_imports(given.env or "", wrappers=(*wrappers, *factories_named(words)))
     try:
         env = Environment(given.env or envs.example(), tuple(kwargs), tuple(wrappers))
-        base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
+        if given.tuned:
+            base = tuned(env)
+        else:
+            base = recipe_for(given.preset, env, given.scale) if written is None else _for(written, env, given.recipe)
     except UserError:
         parse(TrainOptions, others, TrainOptions(known), recipe=known)  # an unknown option's value is no environment
         raise
@@ -76,21 +85,22 @@ def train(words: list[str]) -> int:
 
     from steadyq.build import check_memory, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
-    from steadyq.run.loop import introduction, never_learns, rewarded_share, seconds_per_update
+    from steadyq.run.loop import check_dataset, introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
     from steadyq.run.progress import Terminal, clock
-    from steadyq.run.sinks import wandb_module
+    from steadyq.run.sinks import check_sinks
 
     path = parsed.run or default_path(recipe)
     folder = RunFolder(path)
     folder.check(recipe)
-    if recipe.record.wandb:
-        wandb_module()
+    check_sinks(recipe)
     display = Terminal(OUT)
 
     if not folder.finished(recipe):
         spec = envs.spec(recipe.env, recipe.protocol)
         check_memory(recipe, spec)
+        if not folder.checkpoints():
+            check_dataset(recipe, spec)
         for line in introduction(recipe, spec, ensemble_for(recipe, spec)):
             display.note(line)
         updates = recipe.updates
@@ -222,18 +232,20 @@ def evaluate(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """Record a video of a run's agent playing one full game."""
+    """Show a run's agent playing one full game: in a video, or in a window where there is a display."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
-    out: Path
+    out: Path | None = None
     """Video file, ending in .mp4 or .gif."""
+    window: bool = False
+    """Show the game in a window; closing it, Escape or q ends it."""
     seed: int = 1000
     """Seed of the game."""
     best_of: int = 1
     """Play this many games and record the best."""
     max_seconds: float = 60.0
-    """Cut the video after so many seconds."""
+    """Cut it after so many seconds."""
     epsilon: float | None = None
     """Chance of a uniform action in place of the agent's; by default as in the run's recipe (`evaluation.epsilon`)."""
     networks: Literal["acting", "online", "target", "best"] = "acting"
@@ -241,13 +253,18 @@ class PlayOptions:
 
 
 def play(words: list[str]) -> int:
-    """Record a video of a run's agent: `steadyq play RUN --out game.mp4`."""
+    """Show a run's agent in a video or a window: `steadyq play RUN --out game.mp4`."""
     options = parse(PlayOptions, words)
+
+    from itertools import islice
 
     from steadyq.fields import MOST_GAMES, within
     from steadyq.run.folder import RunFolder
-    from steadyq.run.video import record_game
+    from steadyq.run.video import best_game, record_game
+    from steadyq.run.window import display, show
 
+    if (options.out is None) != options.window:
+        raise UserError("play needs --out FILE, or --window where there is a display: one of the two")
     within("--seed", options.seed, 0, 2**31 - 1)
     within("--max-seconds", options.max_seconds, 0.1, 86_400)
     within("--best-of", options.best_of, 1, MOST_GAMES)
@@ -255,17 +272,17 @@ def play(words: list[str]) -> int:
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
     recipe = RunFolder(options.run).recipe
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "best_of", "epsilon", "networks")}
+    if options.out is not None:
+        say_imports_of(recipe)
+        game = record_game(options.run, options.out, max_seconds=options.max_seconds, **how)
+        OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
+        return 0
+    display()
     say_imports_of(recipe)
-    game = record_game(
-        options.run,
-        options.out,
-        seed=options.seed,
-        best_of=options.best_of,
-        max_seconds=options.max_seconds,
-        epsilon=options.epsilon,
-        networks=options.networks,
-    )
-    OUT.print(f"{options.out}: one game, {game.steps:,} steps, return {game.score:g}")
+    game, pictures, fps = best_game(options.run, **how)
+    seen = show(islice(pictures, int(options.max_seconds * fps)), fps, f"{recipe.env}  {options.run}")
+    OUT.print(f"one game, {game.steps:,} steps, return {game.score:g}{'' if seen else ' (closed before its end)'}")
     return 0
 
 

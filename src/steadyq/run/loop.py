@@ -29,12 +29,13 @@ from steadyq.monitor.verdict import Alarms
 from steadyq.nets import Ensemble, ModuleEnsemble
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
+from steadyq.replay.minari import Dataset
 from steadyq.run.callbacks import Callback, Live
 from steadyq.run.evaluate import play_games, random_policy
 from steadyq.run.folder import SMALL_REPLAY, RunFolder, default_path
 from steadyq.run.interim import Interim
 from steadyq.run.progress import Display, Terminal
-from steadyq.run.sinks import Sinks, wandb_module
+from steadyq.run.sinks import Sinks, check_sinks
 from steadyq.run.step import Diverged, Training, final_result
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.schedule import Schedule
@@ -92,10 +93,11 @@ def train(
     if (folder.path / "diverged").is_dir():
         raise UserError(f"{folder.path} diverged in an earlier run (see its events.jsonl): choose another --run folder")
     device_for(recipe)
-    if recipe.record.wandb:
-        wandb_module()
+    check_sinks(recipe)
     spec = envs.spec(recipe.env, recipe.protocol)
     check_memory(recipe, spec)
+    if not folder.checkpoints():  # which hold what was read
+        check_dataset(recipe, spec)
     ensemble = ensemble_for(recipe, spec)
     if introducing and not folder.begun:
         for line in (*introduction(recipe, spec, ensemble), never_learns(recipe), f"writing to {folder.path}"):
@@ -193,6 +195,7 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         f"{recipe.env}  preset {recipe.preset}, scale {recipe.scale}, seed {recipe.seed}",
         *(f"  {line}" for line in recipe.protocol.lines()),
         *seen,
+        *([f"  learns from {recipe.replay.dataset} and plays nothing"] if recipe.replay.dataset else []),
         f"network {recipe.network.kind}: {recipe.ensemble.members} x {size:,} parameters{noise}; "
         f"operator {operator.kind}, exchange {operator.exchange}, forbid {operator.forbid}, "
         f"ceiling {operator.ceiling}; estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
@@ -208,6 +211,19 @@ def never_learns(recipe: Recipe) -> str:
         return ""
     warmup, steps = recipe.replay.warmup, recipe.steps
     return f"note: nothing will be learned: learning begins after {warmup:,} steps (replay.warmup), of {steps:,}"
+
+
+def check_dataset(recipe: Recipe, spec: EnvSpec) -> None:
+    """Raise if the recipe's dataset does not fit the environment, or the replay buffer."""
+    if not recipe.replay.dataset:
+        return
+    dataset, replay = Dataset(recipe.replay.dataset, spec), recipe.replay
+    if dataset.slots > replay.capacity:
+        raise UserError(
+            f"{replay.dataset} has {dataset.steps:,} steps: make replay.capacity at least {dataset.slots} for them"
+        )
+    if dataset.steps < replay.batch + replay.largest_n:
+        raise UserError(f"{replay.dataset} has {dataset.steps:,} steps, and replay.batch is {replay.batch}")
 
 
 def _one_by_one(recipe: Recipe, spec: EnvSpec) -> str:
@@ -350,6 +366,8 @@ class Session:
             ) from error
         if row is not None:
             self.sinks.write(row)
+        if training.diagnosed is not None:
+            self.sinks.diagnosed(training.diagnosed)
         self.display.step(training, row)
         for finding in self.alarms.add(training.diagnosed) if training.diagnosed else ():
             self.display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from steadyq import envs
 from steadyq.agent import Agent
 from steadyq.build import acting_for, computing, device_for, estimator_for, learner_for, regulation_for, ring_for
 from steadyq.device.capture import Captured, Readback, to_device
+from steadyq.envs.vector import Step
 from steadyq.errors import UserError
 from steadyq.monitor.verdict import findings
 from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
+from steadyq.replay.episodes import fill
+from steadyq.replay.minari import Dataset
 from steadyq.run.callbacks import FinishedGame
 from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
 from steadyq.run.explore import EpsilonGreedy
@@ -49,7 +53,8 @@ class Training:
     def __init__(self, recipe: Recipe, writer: Writer) -> None:
         self.recipe, self.writer = recipe, writer
         self.device = device_for(recipe)
-        self.env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed)
+        self.offline = bool(recipe.replay.dataset)
+        self.env = envs.make(recipe.env, recipe.protocol, seed=recipe.seed, lanes=1 if self.offline else None)
         self.spec = self.env.spec
         self.generator = torch.Generator().manual_seed(recipe.seed)  # initial parameters and resets
         self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
@@ -87,8 +92,36 @@ class Training:
         """Begin the first games."""
         frame = self.env.reset()
         self.allowed = self.env.allowed()
+        if self.offline:
+            return self._read_dataset()
         self.ring.begin(frame, self.allowed)
         self._draw_members(np.ones(self.spec.lanes, bool))
+
+    def _read_dataset(self) -> None:
+        """Fill the ring with the recipe's dataset: all that this run will ever learn from."""
+        dataset, count = Dataset(self.recipe.replay.dataset, self.spec), 0
+
+        def told(reward: np.ndarray, step: Step) -> None:
+            nonlocal count
+            count += 1
+            self._saw(reward, step, count)
+
+        signs = self.recipe.protocol.reward == "sign"
+        episodes = (replace(each, reward=np.sign(each.reward)) if signs else each for each in dataset.episodes())
+        fill(self.ring, episodes, told)
+        self.writer.event("dataset", 0, steps=count, episodes=int(dataset.dataset.total_episodes))
+
+    def _saw(self, reward: np.ndarray, step: Step, count: int) -> None:
+        """Take the learner's reward of a step into what is known of returns and of how common rewards are."""
+        lanes, ended = self.spec.lanes, step.terminated | step.truncated
+        if self.recipe.operator.ceiling == "running_max":
+            self.ceiling.add(reward, ended)
+            self.learner.ceiling.fill_(self.ceiling.value)
+        if self.watch:
+            self.watch.returns.add(reward, step.terminated, step.truncated)
+        self.rewarded_share += (
+            (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(count, max(AUTO_HORIZON, lanes))
+        )
 
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
@@ -100,7 +133,11 @@ class Training:
         self.diagnosed = None
         before = self.step_count
         self.step_count += lanes
-        vector_step, warm = self.step_count // lanes, self.step_count > recipe.replay.warmup
+        vector_step, warm = self.step_count // lanes, self.offline or self.step_count > recipe.replay.warmup
+        if self.offline:
+            if vector_step % recipe.replay.every == 0:
+                self.learn_and_watch(recipe.replay.ratio)
+            return self._after(before, warm)
         action = self.pending
         if action is None:
             q = Readback(self.act_values())
@@ -117,22 +154,18 @@ class Training:
             raise
         self.pending, self.allowed = None, step.allowed
         reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
-        ended = step.terminated | step.truncated
         self._store(to_device(self.ring.packed(action, reward, step), self.device))
-        if recipe.operator.ceiling == "running_max":
-            self.ceiling.add(reward, ended)
-            self.learner.ceiling.fill_(self.ceiling.value)
-        if self.watch:
-            self.watch.returns.add(reward, step.terminated, step.truncated)
-        self.rewarded_share += (
-            (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(self.step_count, max(AUTO_HORIZON, lanes))
-        )
+        self._saw(reward, step, self.step_count)
         self.frames += int(step.frames.sum())
         self._count_games(step.score, step.game_over)
+        return self._after(before, warm)
 
+    def _after(self, before: int, warm: bool) -> dict[str, Any] | None:
+        """What is due at the end of a step: a row, which is returned, and what the regulation says."""
+        recipe = self.recipe
         row = self.record() if before // recipe.record.every != self.step_count // recipe.record.every else None
         if warm:
-            self.regulate(measuring=vector_step % recipe.regulation.every == 0)
+            self.regulate(measuring=self.step_count // self.spec.lanes % recipe.regulation.every == 0)
         return row
 
     def act_values(self) -> Tensor:
@@ -435,7 +468,8 @@ class Training:
         self.game_steps[:] = loop["game_steps"].numpy()
         self.sums.copy_(loop["sums"])
         self.member.copy_(loop.get("member", torch.zeros_like(self.member)))
-        shown = self.ring.frame[self.ring.open_slots].cpu().numpy() if "replay" in tensors else None
+        known = "replay" in tensors and not self.offline
+        shown = self.ring.frame[self.ring.open_slots].cpu().numpy() if known else None
         if self.ring.allowed is not None:
             self.allowed = self.ring.allowed[self.ring.open_slots].cpu().numpy()
         self.env.restore({name: t.numpy() for name, t in tensors["env"].items()}, shown)

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +36,24 @@ def record_game(
         raise UserError(f"cannot write {out.name}: the video's name must end in {' or '.join(FORMATS)}")
     if not out.parent.is_dir():
         raise UserError(f"no folder {out.parent} to write {out.name} into")
-    within("best_of", best_of, 1)
     within("max_seconds", max_seconds, 0.1)
-    within("epsilon", epsilon or 0.0, 0, 1)
     encoder()
+    best, pictures, fps = best_game(run, seed=seed, best_of=best_of, epsilon=epsilon, networks=networks)
+    write_video(islice(pictures, int(max_seconds * fps)), out, fps)
+    return best
+
+
+def best_game(
+    run: Path | str,
+    *,
+    seed: int,
+    best_of: int,
+    epsilon: float | None,
+    networks: Literal["acting", "online", "target", "best"],
+) -> tuple[Game, Iterator[np.ndarray], float]:
+    """The best of some full games, its pictures, and how many of them make a second."""
+    within("best_of", best_of, 1)
+    within("epsilon", epsilon or 0.0, 0, 1)
     recipe = RunFolder(run).recipe
     agent = load(run, networks=networks)
     games = play_games(
@@ -52,10 +66,8 @@ def record_game(
         device=str(agent.device),
     )
     best = max(games, key=lambda game: game.score)
-    fps = envs.frames_per_second(recipe.env, recipe.protocol)
     pictures = envs.render(recipe.env, recipe.protocol, best.seed, best.actions)
-    write_video(islice(pictures, int(max_seconds * fps)), out, fps)
-    return best
+    return best, pictures, envs.frames_per_second(recipe.env, recipe.protocol)
 
 
 def encoder() -> Any:
