@@ -19,7 +19,17 @@ from steadyq.cli.options import with_kinds
 from steadyq.fields import flatten, has
 from steadyq.paper.settings import hyperparameter_rows
 from steadyq.presets import PRESETS, SCALES, recipe_for
-from steadyq.recipe import LAYOUT, EstimatorSection, OperatorSection, Recipe, Upgraded, switches
+from steadyq.recipe import (
+    LAYOUT,
+    EstimatorSection,
+    ExploreSection,
+    OperatorSection,
+    OptimSection,
+    Recipe,
+    ReplaySection,
+    Upgraded,
+    switches,
+)
 from steadyq.schedule import Schedule
 
 BASE = presets.steady("CartPole-v1")
@@ -238,8 +248,8 @@ CROSSINGS = [
     ),
     (
         {"network.kind": "own", "network.factory": "a:b", "network.noisy": 0.5},
-        "network.noisy 0.5 contradicts network.kind own: only resnet and impala and minatar and cnn and der and mlp "
-        "and layers has it",
+        "network.noisy 0.5 contradicts network.kind own: only resnet, impala, minatar, cnn, der, mlp, joined "
+        "and layers have it",
     ),
     (
         {"auxiliary.kind": "curl", "replay.batch": 1},
@@ -423,7 +433,7 @@ def test_every_preset_is_listed_and_documented() -> None:
         assert tuple(words.split(" | ")) == presets.axes(recipe_for(name, "Atari/Breakout")), name
     whole = (Path(__file__).parents[1] / "docs" / "presets.md").read_text().split("## One by one")[1]
     assert all(f"**`{name}`**" in whole for name in rows)
-    assert functions - {"recipe_for"} == PRESETS.keys() == AXES.keys() == set(rows)
+    assert functions - {"recipe_for", "tuned"} == PRESETS.keys() == AXES.keys() == set(rows)
     assert all(PRESETS[name].__name__ == name for name in PRESETS)
 
 
@@ -514,7 +524,7 @@ def test_a_field_that_the_kind_does_not_have_is_refused(section: str, name: str,
     kind(**plain)  # what is refused below is the field alone
     value = other(kind(), name)
     with pytest.raises(
-        UserError, match=rf"^{section}.{name} .* contradicts {section}.{switch} {chosen}: only .* has it"
+        UserError, match=rf"^{section}.{name} .* contradicts {section}.{switch} {chosen}: only .* ha(s|ve) it"
     ):
         kind(**plain, **{name: value})
     assert has(kind(), name) == (getattr(kind(), switch) in kind.owners[name][1])
@@ -588,6 +598,13 @@ def stored_recipes() -> Iterator[tuple[str, str]]:
                     yield f"{file.name}/{member.name}", content.read().decode()
 
 
+def test_a_schedule_is_one_text_however_it_was_written() -> None:
+    """A command that is repeated must find its own run."""
+    assert ExploreSection("1->0  linear 100 steps").epsilon == "1 -> 0 linear 100 steps"
+    assert ReplaySection(n_step="10->3 exponential 50 updates").n_step == "10 -> 3 exponential 50 updates"
+    assert OptimSection(rate="0.001").rate == 0.001
+
+
 def test_every_recipe_ever_stored_still_reads_and_comes_back() -> None:
     count = 0
     for name, text in stored_recipes():
@@ -611,7 +628,8 @@ def test_every_recipe_ever_stored_still_reads_and_comes_back() -> None:
             section, _, leaf = field.rpartition(".")
             foreign = section in SECTIONS and not has(getattr(recipe, section), leaf)
             if field not in gone and not foreign:
-                assert new[field] == (tuple(value) if isinstance(value, list) else value), (name, field)
+                kept = str(Schedule.of(value)) if field == "explore.epsilon" and isinstance(value, str) else value
+                assert new[field] == (tuple(kept) if isinstance(kept, list) else kept), (name, field)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert Recipe.from_toml(recipe.to_toml()) == recipe, name

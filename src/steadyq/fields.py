@@ -35,8 +35,11 @@ def within(name: str, value: float, low: float, high: float = float("inf")) -> N
         raise UserError(f"{name} must be {span}, got {given}")
 
 
-def within_schedule(name: str, value: Scheduled, low: float, high: float = float("inf")) -> None:
-    """Raise unless the value is a schedule that stays within low and high."""
+def within_schedule(section: Any, prefix: str, field: str, low: float, high: float = float("inf")) -> None:
+    """Raise unless the field is a schedule that stays within low and high; keep it in its one form, however written."""
+    name = f"{prefix}.{field}"
+    value = _scheduled(getattr(section, field), name)
+    object.__setattr__(section, field, value)
     schedule = Schedule.of(value, name)
     within(name, schedule.smallest, low, high)
     within(name, schedule.largest, low, high)
@@ -53,8 +56,9 @@ def refuse_foreign(section: Any, prefix: str) -> None:
     for name, (switch, kinds) in section.owners.items():
         value, chosen = getattr(section, name), getattr(section, switch)
         if not has(section, name) and value != default_of(section, name):
-            have = " and ".join(kinds)
-            raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} has it")
+            *more, last = kinds
+            have = f"{', '.join(more)} and {last} have" if more else f"{last} has"
+            raise UserError(f"{prefix}.{name} {value} contradicts {prefix}.{switch} {chosen}: only {have} it")
 
 
 def default_of(section: Any, name: str) -> Any:

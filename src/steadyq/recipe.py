@@ -474,7 +474,7 @@ class ReplaySection:
         within("replay.batch", self.batch, 1)
         within("replay.ratio", self.ratio, 1, 1024)
         within("replay.every", self.every, 1)
-        within_schedule("replay.n_step", self.n_step, 1, 100)
+        within_schedule(self, "replay", "n_step", 1, 100)
         within("replay.shift", self.shift, 0, 64)
         within("replay.intensity", self.intensity, 0, 0.49)  # twice that is taken off at most
         within("replay.alpha", self.alpha, 0, 2)
@@ -509,8 +509,8 @@ class OptimSection:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        within_schedule("optim.gamma", self.gamma, 0, 1)
-        within_schedule("optim.rate", self.rate, 0, 1)
+        within_schedule(self, "optim", "gamma", 0, 1)
+        within_schedule(self, "optim", "rate", 0, 1)
         within("optim.decay", self.decay, 0, 1000)
         within("optim.beta1", self.beta1, 0, 0.99999)
         within("optim.beta2", self.beta2, 0, 0.999999)
@@ -531,7 +531,7 @@ class ExploreSection:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        within_schedule("explore.epsilon", self.epsilon, 0, 1)
+        within_schedule(self, "explore", "epsilon", 0, 1)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_gpu_minutes_stand_beside_published_ones(tmp_path: Path, gpu_study: Stud
     assert column(costs, "IQM runs x games a minute")["BBF RR2"] is None  # known of 26 games, not of these two
     assert "SPR" not in column(costs, "GPU")
     assert "upper bound" in costs.notes[0]
-    assert "Not known: the paper's agent, BBF RR2 no SPR, DreamerV3, SPR, DrQ(eps)." in costs.notes[0]
+    assert "Not known: the paper's agent, BBF RR2 no SPR, DreamerV3, SPR, DrQ(eps), DER, CURL." in costs.notes[0]
 
 
 @pytest.mark.parametrize("lacks", [{"hardware": {"gpu": None}}, {"device": "cpu"}, {"evaluation_seconds": None}])
