@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from steadyq.nets.layers import Encoding, Executor, Group, Initial, Layer, T
-from steadyq.nets.prior import Twin
+from steadyq.nets.layers import Encoding, Executor, Group, Layer, T
+from steadyq.nets.twins import Twin, Twinned
 
 KEPT, COPY = "kept.", "copy."
 
 
 @dataclass(frozen=True)
-class Injected:
+class Injected(Twinned[Encoding]):
     """A network, and two twins of its head that never learn by themselves."""
-
-    network: Encoding
 
     @cached_property
     def head(self) -> tuple[str, ...]:
@@ -38,35 +36,10 @@ class Injected:
         return tuple(twin + name for twin in ("", KEPT, COPY) for name in self.network.heads)
 
     @property
-    def initial(self) -> Initial:
-        """As the network's."""
-        return self.network.initial
-
-    @property
-    def cosines(self) -> int:
-        """As the network's."""
-        return self.network.cosines
-
-    @property
-    def transition(self) -> int:
-        """As the network's."""
-        return self.network.transition
-
-    @property
     def spectral_layers(self) -> tuple[str, ...]:
         """The network's, and their twins."""
         own = self.network.spectral_layers
         return (*own, *(twin + name for twin in (KEPT, COPY) for name in own if name in self.head))
-
-    @property
-    def monitored(self) -> tuple[str, ...]:
-        """What learns."""
-        return self.network.monitored
-
-    @property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Of what learns."""
-        return self.network.readers
 
     def group(self, name: str) -> Group:
         """The network's groups, and the twins' own."""
