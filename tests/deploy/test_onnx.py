@@ -119,9 +119,8 @@ def test_several_things_seen_at_once_are_as_many_inputs(tmp_path: Path) -> None:
         def step(self, action: Any) -> Any:
             return space.sample(), 1.0, False, False, {}
 
-    agent = load(
-        sq.train("dqn", env=Room, run=tmp_path / "run", quiet=True, options=SHORT | {"ensemble.members": 1}).path
-    )
+    options = SHORT | {"ensemble.members": 1, "protocol.max_frames": 40}  # a room that nobody leaves
+    agent = load(sq.train("dqn", env=Room, run=tmp_path / "run", quiet=True, options=options).path)
     export_onnx(agent, tmp_path / "a.onnx", {})
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
     assert [given.name for given in session.get_inputs()] == ["vector", "image1", "image2"]

@@ -27,7 +27,8 @@ MINIATURE = {
 
 @pytest.mark.slow
 def test_atari_run_of_six_hundred_steps(tmp_path: Path) -> None:
-    recipe = sq.presets.steady("Atari/Breakout", "tiny", steps=600, **MINIATURE, **{"replay.every": 10})
+    shorter = {"replay.every": 10, "protocol.max_frames": 1000}
+    recipe = sq.presets.steady("Atari/Breakout", "tiny", steps=600, **MINIATURE, **shorter)
     result = sq.train(recipe, run=tmp_path / "run").result
     assert result is not None
     assert (result["steps"], result["updates"]) == (600, 30)
