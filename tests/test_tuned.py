@@ -16,7 +16,8 @@ from steadyq.run.folder import RunFolder
 ROOT = Path(__file__).parents[1]
 CLASSICS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3", "FrozenLake-v1", "Taxi-v4")
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-SHORT = "--steps 150 --evaluation.episodes 1 --evaluation.random-episodes 1 --network.hidden 8 --replay.every 1"
+SHORT = "--steps 150 --evaluation.episodes 1 --evaluation.random-episodes 1 --network.hidden 8"
+SHORT += " --replay.every 1 --replay.ratio 1"
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,13 @@ def short(env: str, **changes: object) -> Recipe:
 
 RUNS = {
     "terminated": short("CartPole-v1", steps=300),
-    "truncated and lanes": short("MountainCar-v0", steps=900, **{"protocol.lanes": 2}),
+    "truncated and lanes": short("MountainCar-v0", steps=900, **{"protocol.lanes": 2, "replay.every": 8}),
     "wrapped": short("CartPole-v1", steps=400, **{"replay.capacity": 150}),
     "bytes": short("MinAtar/Breakout", steps=300, **{"network.hidden": (8,)}),
     "wrapped stacks": short(
         "Atari/Breakout", steps=260,
-        **{"network.head_multiple": 8, "protocol.max_frames": 200, "replay.capacity": 120, "replay.warmup": 100},
+        **{"network.head_multiple": 8, "protocol.max_frames": 200, "replay.capacity": 120, "replay.warmup": 100,
+           "replay.every": 20},
     ),
     "one-hot": short("FrozenLake-v1", steps=200),
 }  # fmt: skip
