@@ -283,7 +283,7 @@ def drq(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """DrQ(eps): Double DQN with dueling outputs, ten-step returns and images shifted at random, no target network."""
     base = _unfired(_single(_base("drq", env, scale), operator="double", estimator="scalar"))
     atari = base.protocol.name.startswith("atari")
-    # Its small gradients beside Adam's epsilon: drawn as PyTorch draws, weights learn five times as slowly.
+    # Drawn as PyTorch draws, weights give gradients far below Adam's epsilon and hardly move (docs/presets.md).
     small = NetworkSection(kind="cnn", hidden=(512,), initial="xavier")  # [DrQ]
     recipe = replace(
         base,
