@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,18 @@ def test_a_board_shows_every_row_once_and_names_no_host(tmp_path: Path) -> None:
         assert found == [(step, pytest.approx(value)) for step, value in points]
 
 
+@pytest.fixture
+def wandb() -> Iterator[Any]:
+    """The package as a new process has it: it reads its surroundings once."""
+    module = pytest.importorskip("wandb")
+    module.teardown()
+    yield module
+    module.teardown()
+
+
 def test_wandb_offline_keeps_metrics_and_diagnostics_of_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
@@ -155,9 +164,8 @@ def test_a_missing_logger_is_named_before_anything_is_written(
 
 
 def test_no_login_and_no_server_are_one_line_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
