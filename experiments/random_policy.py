@@ -3,8 +3,8 @@
 python experiments/random_policy.py                 plays all of them and writes src/steadyq/scores/data/random.csv
 python experiments/random_policy.py Atari/Pong ...  plays these and keeps the other rows
 
-100 games of each of Atari-100K's 26 games, with FIRE pressed unseen and without, 1,000 of each of MinAtar's five, with
-the library's own evaluation.
+100 games of each of Atari-100K's 26 games, by Stable-Baselines3's rules and by Dopamine's, 1,000 of each of MinAtar's
+five, with the library's own evaluation.
 """
 
 import argparse
@@ -34,7 +34,7 @@ COLUMNS = (
 def protocols(env: str) -> list[Protocol]:
     """The rules that presets play it under."""
     usual = envs.protocol_for(env)
-    return [usual, replace(usual, fire_reset=False)] if usual.fire_reset else [usual]
+    return [usual, replace(usual, fire_reset=False, last_life=True)] if usual.fire_reset else [usual]
 
 
 def measured(env: str, protocol: Protocol) -> dict[str, str | int | float | None]:

@@ -331,10 +331,10 @@ def _noisy(base: Recipe, network: NetworkSection, *, spread: float, n: int) -> R
 
 
 def _unfired(base: Recipe) -> Recipe:
-    """Atari as Dopamine plays it, and with it agents from Rainbow to BBF: nobody presses FIRE for them."""
+    """Atari as Dopamine plays it, and with it agents from Rainbow to BBF: no FIRE pressed, every lost life counts."""
     if not base.protocol.name.startswith("atari"):
         return base
-    return replace(base, protocol=replace(base.protocol, fire_reset=False))
+    return replace(base, protocol=replace(base.protocol, fire_reset=False, last_life=True))
 
 
 def _cycled(base: Recipe) -> Recipe:

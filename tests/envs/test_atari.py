@@ -135,6 +135,24 @@ def test_breakout_is_played_through_all_five_lives():
     assert not any(step.truncated[0] for step in first_game)
 
 
+@pytest.mark.parametrize("last_life", [False, True])
+def test_a_life_that_bank_heist_plays_with_none_shown(last_life):
+    """Four lives are shown and five are played; who looks for lives above 0 alone misses the fourth loss."""
+    env = make("BankHeist", fire_reset=False, last_life=last_life)
+    env.reset()
+    steps = play(env, 1500)
+    over = next(index for index, step in enumerate(steps) if step.game_over[0])
+    ends = [index for index, step in enumerate(steps[: over + 1]) if step.terminated[0]]
+    assert len(ends) == 4 + last_life
+    assert [bool(step.life_lost[0]) for step in (steps[end] for end in ends)] == [True] * (3 + last_life) + [False]
+
+
+def test_a_life_with_none_shown_changes_no_other_game():
+    games = [make("Breakout", last_life=last_life) for last_life in (False, True)]
+    assert np.array_equal(*(env.reset() for env in games))
+    assert same(*(play(env, 400) for env in games))
+
+
 def test_evaluation_plays_the_same_full_games():
     env = make("Breakout", training=False)
     env.reset()

@@ -27,6 +27,7 @@ def test_atari_100k_as_the_paper_plays_it():
         "action_set": "minimal",
         "fire_reset": True,
         "life_loss_terminal": True,
+        "last_life": False,
         "reward": "sign",
         "max_frames": 108_000,
         "ramping": False,
@@ -88,6 +89,8 @@ def test_lines_say_what_applies():
     for said in ("4 frames per step", "stack of 4", "1 to 30 no-op", "FIRE", "lost life ends", "108,000", "no sticky"):
         assert said in atari
     assert "evel" not in atari
+    assert "the last one shown too" not in atari
+    assert "the last one shown too" in "\n".join(dataclasses.replace(ATARI, last_life=True).lines())
     relaxed = "\n".join(dataclasses.replace(ATARI, life_loss_terminal=False, fire_reset=False, sticky=0.25).lines())
     assert "a lost life changes nothing" in relaxed
     assert "FIRE" not in relaxed

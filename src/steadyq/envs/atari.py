@@ -170,8 +170,9 @@ class _Emulator:
     def receive(self) -> Outcome:
         frame, reward, over, _, info = self._ale.recv()
         lives = int(info["lives"][0])
-        # Some games show 0 lives for a while before they end: that is no new life.
-        life_lost = 0 < lives < self._lives and self._protocol.life_loss_terminal
+        # At 0 lives a game may be about to end, or be played on: in BankHeist that is a life as good as any.
+        begins = lives > 0 or (self._protocol.last_life and not over[0])
+        life_lost = lives < self._lives and begins and self._protocol.life_loss_terminal
         self._lives = lives
         before, self._frames = self._frames, int(info["episode_frame_number"][0])
         time_is_up = 0 < self._protocol.max_frames <= self._frames

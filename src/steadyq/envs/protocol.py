@@ -12,7 +12,7 @@ Backend = Literal["atari", "minatar", "procgen", "gymnasium"]
 _NAMES = ("atari", "minatar", "procgen-easy", "procgen-hard", "gymnasium")
 _EVERYWHERE = {"name", "lanes", "stack", "reward", "max_frames"}
 _APPLIES: dict[Backend, set[str]] = {
-    "atari": {"frame_skip", "noop_max", "sticky", "action_set", "fire_reset", "life_loss_terminal"},
+    "atari": {"frame_skip", "noop_max", "sticky", "action_set", "fire_reset", "life_loss_terminal", "last_life"},
     "minatar": {"sticky", "action_set", "ramping"},
     "procgen": {"train_levels", "train_start_level", "test_levels", "test_start_level", "timeout_terminal"},
     "gymnasium": {"kwargs", "wrappers", "masks"},
@@ -41,6 +41,8 @@ class Protocol:
     """Atari: press FIRE and the action after it, unseen, where a game (or life) begins; scores and frames count it."""
     life_loss_terminal: bool = False
     """Atari: a lost life ends the trajectory in training; scores always count full games."""
+    last_life: bool = False
+    """Atari: so does one after which none is shown and the game goes on, as it does in BankHeist."""
     reward: Literal["raw", "sign"] = "raw"
     """What the learner sees; scores are always raw."""
     max_frames: int = 0
@@ -128,7 +130,8 @@ class Protocol:
         """All that the course of an evaluation game depends on beside its actions, as words: field=value ..."""
         applies = (_APPLIES[self.backend] | {"max_frames"}) - {"train_levels", "train_start_level"}
         named = [field.name for field in dataclasses.fields(self) if field.name in applies]
-        usual = {"kwargs": (), "wrappers": (), "masks": "given"}  # not said: scores are stored by these words
+        # Not said: scores are stored by these words.
+        usual = {"kwargs": (), "wrappers": (), "masks": "given", "last_life": False}
         named = [name for name in named if name not in usual or getattr(self, name) != usual[name]]
         mode = [self.name] if self.backend == "procgen" else []  # its name says easy or hard
         return " ".join([self.backend, *mode, *(f"{name}={getattr(self, name)}" for name in named)])
@@ -168,7 +171,8 @@ def _atari(protocol: Protocol) -> list[str]:
         f"{skip}, gray 84x84, {_stack(protocol)}",
         f"{protocol.action_set} action set, {_sticky(protocol)}",
         f"a game begins with {', then '.join(begin) or 'nothing pressed'} (unseen: in scores and frames, not in steps)",
-        f"a lost life ends the trajectory in training and never in evaluation; in both the stack begins anew and the "
+        f"a lost life{', the last one shown too,' * protocol.last_life} ends the trajectory in training and never in "
+        f"evaluation; in both the stack begins anew and the "
         f"next life begins with {', then '.join(life)} (as unseen)"
         if protocol.life_loss_terminal
         else "a lost life changes nothing: the game goes on and nothing is pressed",
