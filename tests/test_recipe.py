@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steadyq import UserError, cli, presets
+from steadyq import UserError, cli, envs, presets
 from steadyq.cli import reading
 from steadyq.cli.options import with_kinds
 from steadyq.fields import flatten, has
@@ -387,8 +387,17 @@ def test_a_preset_is_its_point_on_the_axes(preset: str) -> None:
     )  # fmt: skip
     if preset != "steady":
         assert recipe.operator.ceiling == "none"
-    if preset not in ("steady", "swift", "bbf", "spr", "sr_spr", "sunrise", "rainbow", "der", "curl"):
+    if preset not in ("steady", "swift", "spr", "sunrise", "rainbow", "der", "curl"):
         assert recipe.replay.alpha == 0
+
+
+def test_who_plays_atari_by_dopamines_rules() -> None:
+    """No FIRE pressed for the agent, and a lost life counts also where none is left to show."""
+    usual = envs.protocol_for("Atari/BankHeist")
+    theirs = dataclasses.replace(usual, fire_reset=False, last_life=True)
+    dopamines = {"rainbow", "der", "curl", "sunrise", "spr", "drq", "sr_spr", "bbf", "swift"}
+    for preset in PRESETS:
+        assert recipe_for(preset, "Atari/BankHeist").protocol == (theirs if preset in dopamines else usual), preset
 
 
 def test_the_published_numbers_of_the_neighbours() -> None:

@@ -248,6 +248,7 @@ def swift(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
 
 def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     """BBF: one wide categorical network, double, a self-predictive loss, reset and annealed in cycles."""
+    # [BBF] says prioritised, but its code sets two priorities of 64 samples: it samples uniformly (docs/presets.md).
     base = _cycled(_single(_base("bbf", env, scale), operator="double", estimator="categorical"))
     image = base.network.kind == "resnet"
     wide = NetworkSection(kind="impala", width=4, hidden=(2048,), renormalise=True)  # [BBF]
@@ -255,7 +256,6 @@ def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
         base,
         network=replace(wide if image else base.network, dueling=True, initial="xavier"),  # [BBF]
         auxiliary=AuxiliarySection(kind="spr", steps=5, weight=5.0),  # [BBF] jumps, spr_weight
-        replay=replace(base.replay, alpha=0.5, beta=0.5, epsilon=1e-10),  # [BBF] p = sqrt(loss), weights p^-1/2
         optim=replace(base.optim, epsilon=1.5e-4, decay=0.1, clip=math.inf),  # [BBF] AdamW, no clipping
     )
     return _finish(recipe, changes)
