@@ -27,6 +27,8 @@ for line in Path(sys.argv[1]).read_text().splitlines():
     except SystemExit as stop:
         code = stop.code
     print("exit", code, line, flush=True)
+slow = {{"torch._dynamo", "sympy"}} & sys.modules.keys()
+assert not slow, f"a second or two of every start: {{slow}}"
 """
 SMALL = "--network.hidden 8 --replay.warmup 64 --record.every 50 --monitor.every 50 --evaluation.episodes 1"
 WORKS = (

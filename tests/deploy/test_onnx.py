@@ -20,7 +20,7 @@ from steadyq.recipe import Recipe
 from steadyq.run.loop import train
 
 SHORT = {
-    "steps": 120, "ensemble.members": 2, "replay.warmup": 64, "replay.batch": 8, "replay.capacity": 200,
+    "steps": 90, "ensemble.members": 2, "replay.warmup": 64, "replay.batch": 8, "replay.capacity": 200,
     "record.tensorboard": False, "monitor.every": 0, "evaluation.episodes": 1, "evaluation.random_episodes": 1,
     "compute.threads": 1,
 }  # fmt: skip
@@ -29,7 +29,9 @@ ELSEWHERE = """
 import sys
 import numpy as np, onnxruntime
 file, states, answers = sys.argv[1:]
-session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1  # several would wait for each other spinning
+session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 seen = np.load(states)
 assert [i.name for i in session.get_inputs()] == ["observation"]
 parts = [session.run(["action", "value"], {"observation": part}) for part in np.array_split(seen, 20)]
@@ -138,7 +140,7 @@ def test_the_file_appears_whole_or_not_at_all(runs: Path, tmp_path: Path, capsys
         main(["export", str(runs / "mlp"), "--onnx", str(runs / "mlp" / "result.json")])
     assert ended.value.code == 2
     assert "belongs to a run" in capsys.readouterr().err
-    assert sq.load(runs / "mlp").step == 120
+    assert sq.load(runs / "mlp").step == 90
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "nothing"), "--onnx", str(tmp_path / "a.onnx")])
     assert ended.value.code == 2

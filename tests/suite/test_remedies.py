@@ -118,7 +118,7 @@ def test_effects_by_hand(tmp_path: Path) -> None:
 
 
 SMALL = {
-    "steps": 300,
+    "steps": 200,
     "network.channels": 4,
     "network.hidden": (16,),
     "replay.warmup": 64,

@@ -56,7 +56,7 @@ class Ring:
         self.wrapped = False  # whether a lane has gone round once
         self.device = torch.device(device)
         self.open_slots = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
-        self._counting = torch.arange(steps + 1, device=device, dtype=torch.float32)
+        self._counting = torch.tensor(range(steps + 1), dtype=torch.float32, device=device)
 
     def begin(self, frame: np.ndarray, allowed: np.ndarray | None = None) -> None:
         """Open the first slot of every lane with the first frames, and with what may be played on them."""
