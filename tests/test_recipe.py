@@ -100,6 +100,7 @@ OUT_OF_RANGE = [
     ("replay.ratio", 0, "replay.ratio must be between 1 and 1024, got 0"),
     ("replay.every", 0, "replay.every must be at least 1, got 0"),
     ("replay.n_step", 0, "replay.n_step must be between 1 and 100, got 0"),
+    ("replay.overlap", True, "replay.overlap needs a replay.n_step of 2 or more, got 1"),
     ("replay.alpha", -0.1, "replay.alpha must be between 0 and 2, got -0.1"),
     ("replay.beta", 3, "replay.beta must be between 0 and 2, got 3"),
     ("replay.epsilon", 0, "replay.epsilon must be at least 1e-12, got 0"),

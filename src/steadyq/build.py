@@ -445,8 +445,15 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
     """An empty replay buffer."""
     section = recipe.replay
     sampling = Sampling(section.alpha, section.beta, section.epsilon)
-    steps, future = section.largest_n, recipe.auxiliary.future
-    return Ring(spec, section.capacity, steps=steps, future=future, sampling=sampling, device=device)
+    return Ring(
+        spec,
+        section.capacity,
+        steps=section.largest_n,
+        future=recipe.auxiliary.future,
+        overlap=section.overlap,
+        sampling=sampling,
+        device=device,
+    )
 
 
 def check_memory(recipe: Recipe, spec: EnvSpec) -> None:

@@ -451,6 +451,9 @@ class ReplaySection:
     """Steps (per lane) between learning."""
     n_step: Scheduled = 1
     """Rewards summed before the bootstrap; may be a schedule, rounded."""
+    overlap: bool = False
+    """Bootstrap from the state in which the last of n steps was taken, so that its reward counts twice: the slip in the
+    replay behind the published scores of DrQ(eps), SR-SPR and BBF, to measure what it does."""
     alpha: float = 0.6
     """Prioritisation exponent; 0 samples uniformly."""
     beta: float = 0.4
@@ -475,6 +478,8 @@ class ReplaySection:
         within("replay.ratio", self.ratio, 1, 1024)
         within("replay.every", self.every, 1)
         within_schedule(self, "replay", "n_step", 1, 100)
+        if self.overlap and Schedule.of(self.n_step).smallest < 2:
+            raise UserError(f"replay.overlap needs a replay.n_step of 2 or more, got {self.n_step}")
         within("replay.shift", self.shift, 0, 64)
         within("replay.intensity", self.intensity, 0, 0.49)  # twice that is taken off at most
         within("replay.alpha", self.alpha, 0, 2)

@@ -284,6 +284,24 @@ def test_n_step_rewards_by_hand() -> None:
     assert batch.next_observation[:2].flatten().tolist() == [3.0, 4.0]
 
 
+def test_an_overlap_bootstraps_from_the_state_before_the_last_step() -> None:
+    ring = Ring(spec_of(1, 1, shape=(1,)), 20, steps=3, overlap=True, sampling=Sampling())
+    no, yes = np.zeros(1, bool), np.ones(1, bool)
+    ring.begin(np.zeros((1, 1), np.float32))
+    for number, terminated in enumerate([no, no, no, yes, no, no]):
+        frame, reward = np.full((1, 1), number + 1, np.float32), np.array([2.0**number])
+        add(ring, np.array([number]), reward, Step(frame, np.ones(1), terminated, no, terminated, frame))
+    index = ring.priorities.mass.nonzero().squeeze(1)
+    for horizon, summed, discount, seen in (
+        (3, [3, 6, 8, 8], [0.125, 0.125, 0.0, 0.0], [2, 3]),
+        (2, [2, 4, 8, 8], [0.25, 0.25, 0.25, 0.0], [1, 2, 3]),
+    ):
+        batch = ring.gather(index, torch.ones(4), torch.zeros(4), drawn(horizon, 0.5))
+        assert batch.reward.tolist() == summed
+        assert batch.discount.tolist() == discount  # the n-th step's own end is not seen
+        assert batch.next_observation.flatten().tolist()[: len(seen)] == seen
+
+
 @pytest.mark.parametrize("pause", [5, 33, 77])
 def test_it_continues_from_its_state(pause: int) -> None:
     whole, parts = (World(spec_of(3, 4), capacity=60, n=3, seed=1) for _ in range(2))

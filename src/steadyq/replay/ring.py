@@ -21,7 +21,10 @@ RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
 
 class Ring:
-    """Stores steps of all lanes; samples n-step transitions, with `future` steps after them where that is not 0."""
+    """Stores steps of all lanes; samples n-step transitions, with `future` steps after them where that is not 0.
+
+    With `overlap` they bootstrap from the state before the last step, and do not see that step end the trajectory.
+    """
 
     def __init__(
         self,
@@ -30,10 +33,11 @@ class Ring:
         *,
         steps: int = 1,
         future: int = 0,
+        overlap: bool = False,
         sampling: Sampling,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.lanes, self.stack, self.future = spec.lanes, spec.stack, future
+        self.lanes, self.stack, self.future, self.overlap = spec.lanes, spec.stack, future, overlap
         self.n = steps = max(steps, future)  # of the window that must be complete before its first step is sampled
         # On top of the capacity: the open slot, those it takes from the oldest stacks, and open n-step windows.
         self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
@@ -122,7 +126,7 @@ class Ring:
         """Rebuild the n-step transitions that begin at the given slots."""
         own = self.reward[index]
         reward, discount, last = self._window(index, own, draw)
-        after = self._shift(last, 1)
+        after = last if self.overlap else self._shift(last, 1)
         return Batch(
             observation=self.observation(index),
             action=self.action[index],
@@ -161,7 +165,10 @@ class Ring:
         taken = counts.sum(1)  # 1..n
         reward = (self.reward[window] * powers[:-1] * counts).sum(1)
         last = window.gather(1, taken[:, None] - 1).squeeze(1)
-        return reward, powers[taken] * (self.end[last] != TERMINATED), last
+        over = self.end[last] == TERMINATED
+        if self.overlap:
+            over = over & (taken < draw.horizon)
+        return reward, powers[taken] * ~over, last
 
     def observation(self, index: Tensor) -> Tensor:
         """Rebuild the stacked observations at the given slots, [batch, stack * channel, ...]."""
