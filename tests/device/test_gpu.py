@@ -576,7 +576,7 @@ def test_stride_2_gradients_with_deeper_tiles_in_eight_warps(shape: tuple[int, .
 
 @pytest.mark.xfail(reason="miscompiled by Triton 3.6 for sm_90: one accumulator of four is off by 59%, every time")
 def test_stride_2_gradients_with_the_tiles_that_are_not_used() -> None:
-    """64 channels deep in one step, four warps, a shortcut beside: registers spill, and the numbers are 37% off."""
+    """64 channels deep in one step, four warps, a shortcut beside: registers spill, and the whole is 37% off."""
     wrong = wrong_spreads([config for config in DEEPER if config.warps == 4], (4, 32, 42, 42, 32, 64))
     assert not wrong, "\n".join(wrong)
 
