@@ -1,6 +1,7 @@
 """The networks there are: each an encoder, a hidden layer and outputs, wired once for every form."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -15,7 +16,7 @@ Pooling = Literal["flatten", "average"]
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(ABC):
     """What all descriptions share: an encoder, a hidden layer over its latent, then outputs read off its units.
 
     With `norm` every layer but shortcuts and outputs is followed by a `LayerNorm` before anything else happens to what
@@ -44,10 +45,10 @@ class Described:
     activation: Activation = "relu"
     spectral: bool = False
 
-    @cached_property
+    @property
+    @abstractmethod
     def body(self) -> dict[str, Layer]:
         """All layers but outputs and normalisation."""
-        raise NotImplementedError
 
     @property
     def output(self) -> str:
@@ -169,9 +170,9 @@ class Described:
         """The activation of a layer's units."""
         return run.crelu(x, units) if self.activation == "crelu" else run.relu(x, units)
 
+    @abstractmethod
     def latent(self, run: Executor[T], x: T) -> T:
         """What the encoder makes of x, for the hidden layer to read."""
-        raise NotImplementedError
 
     def following(self, run: Executor[T], x: T, step: int) -> T:
         """The next latent, after the action taken so many steps later."""
@@ -232,9 +233,9 @@ class Convolutional(Described):
             return Linear(channels, width)
         return Linear(channels * math.prod(image), width, flattens=(channels, *image))
 
+    @abstractmethod
     def encode(self, run: Executor[T], x: T) -> T:
         """The latent of images, before pooling."""
-        raise NotImplementedError
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ time is won.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,7 +33,7 @@ Noises = dict[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class _Anywhere:
+class _Anywhere(ABC):
     """The pieces that are the same text in every form."""
 
     layers: LayerOf
@@ -53,17 +54,17 @@ class _Anywhere:
         i = torch.arange(count, device=self.taus.device)
         return torch.cos(torch.pi * i * self.taus.flatten()[:, None])
 
+    @abstractmethod
     def layer(self, name: str, x: Tensor, *, relu: bool = False, residual: Tensor | None = None) -> Tensor:
         """A convolution or linear layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def features(self, x: Tensor, size: int) -> Tensor:
         """What a linear layer of so many inputs reads of x."""
-        raise NotImplementedError
 
+    @abstractmethod
     def own(self, noise: Tensor) -> Tensor:
         """Of noise[member, feature] what is to be multiplied with features."""
-        raise NotImplementedError
 
     def noisy(self, name: str, x: Tensor) -> Tensor:
         """W x + b + f(out) (sigma_W (f(in) x) + sigma_b): every weight has its noise, and none is written down."""
