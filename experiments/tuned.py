@@ -88,7 +88,9 @@ class Experiment:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.plan = tomllib.loads((HERE / "tuned.toml").read_text())
-        self.scores: dict[str, float] = json.loads(file.read_text())["scores"] if file.is_file() else {}
+        kept = json.loads(file.read_text()) if file.is_file() else {}
+        self.scores: dict[str, float] = kept.get("scores", {})
+        self.machines: list[dict[str, Any]] = kept.get("machines", [])
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -156,7 +158,9 @@ class Experiment:
     def finished(self, key: str, score: float) -> None:
         """Keep a score."""
         self.scores[key] = score
-        table = {"scores": dict(sorted(self.scores.items())), **provenance()}
+        if (machine := provenance()) not in self.machines:
+            self.machines.append(machine)
+        table = {"scores": dict(sorted(self.scores.items())), "machines": self.machines}
         part = self.file.with_suffix(".part")
         part.write_text(json.dumps(table, indent=2) + "\n")
         part.replace(self.file)

@@ -101,7 +101,9 @@ def test_the_experiment_goes_on_where_it_stopped(
     monkeypatch.setattr(experiment.Experiment, "untuned", lambda *_: [])
     assert experiment.run(first, tmp_path / "runs", jobs=1, minutes=10) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 runs are there, 0 to go"
-    kept = json.loads(file.read_text())["scores"]
+    written = json.loads(file.read_text())
+    kept = written["scores"]
+    assert len(written["machines"]) == 1
     assert list(kept) == ["Gymnasium-CartPole-v1/a/0", "lunar/dqn/0"]
     again = experiment.Experiment(file)
     assert list(again.waiting()) == []

@@ -425,6 +425,7 @@ def test_work_on_a_second_stream_changes_nothing(case: Case, monkeypatch: pytest
 
 
 ATARI, PROCGEN = ((4, 84, 84), (1, 2, 2, 2), 32), ((3, 64, 64), (2, 2, 2, 2), 256)
+HALVED = ((4, 84, 84), (2, 2, 2, 2), 32)
 BBF = ((4, 84, 84), (), 32)  # IMPALA, whose width is the scale
 
 
@@ -435,6 +436,8 @@ BBF = ((4, 84, 84), (), 32)  # IMPALA, whose width is the scale
         (ATARI, 4, 2, "bf16"),
         (ATARI, 4, 4, "bf16"),
         (ATARI, 16, 4, "bf16"),
+        (HALVED, 2, 4, "bf16"),
+        (HALVED, 4, 4, "bf16"),
         (PROCGEN, 4, 2, "bf16"),
         (PROCGEN, 4, 4, "bf16"),
         (ATARI, 4, 2, "tf32"),

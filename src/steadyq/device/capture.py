@@ -1,6 +1,8 @@
 """Where a function of tensors becomes a CUDA graph, and where the host waits for one; on a CPU there is neither."""
 
 import gc
+import os
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -71,7 +73,13 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class Readback:
-    """A tensor on its way from the device to the host; reading it waits for it alone, not for work given later."""
+    """A tensor on its way from the device to the host; reading it waits for it alone, not for work given later.
+
+    CUDA waits by spinning. Processes that share a GPU wait most of the time and would take a core each from whatever
+    else the machine does, so they look every `nap` seconds instead.
+    """
+
+    nap = 1e-4
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -84,6 +92,8 @@ class Readback:
     def numpy(self) -> NDArray[Any]:
         """Wait, and return it."""
         if hasattr(self, "there"):
+            while "CUDA_MPS_PIPE_DIRECTORY" in os.environ and not self.there.query():  # type: ignore[no-untyped-call]
+                time.sleep(self.nap)
             self.there.synchronize()
         array: NDArray[Any] = self.tensor.numpy()
         return array
