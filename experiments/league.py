@@ -13,7 +13,6 @@ there, and archives of several machines lie side by side until the next `grid` o
 import argparse
 import dataclasses
 import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,12 +31,12 @@ from steadyq.run.files import replace_text
 from steadyq.scores import statistics
 from steadyq.scores.published import Scores
 from steadyq.scores.tables import Cell, Table, render
-from steadyq.suite.archive import pack, run_folders, unpacked
+from steadyq.suite.archive import bring, pack
 from steadyq.suite.comparing import interval_of
 from steadyq.suite.launch import launch, launcher_for
 from steadyq.suite.plan import make_plan
 from steadyq.suite.runs import Run
-from steadyq.suite.study import STUDY_FILE, Study, find_study
+from steadyq.suite.study import Study, find_study
 from steadyq.suite.sweep import Sweep, read_sweep
 from steadyq.suite.tables import tables
 
@@ -146,18 +145,10 @@ def choose(sweep: Sweep) -> Study:
 
 
 def gather(part: str, runs: Path) -> None:
-    """Put what archives hold into a sweep folder, beside what is there; a run without a result has diverged."""
+    """Put what archives hold into a sweep folder."""
     runs.mkdir(parents=True, exist_ok=True)
     for archive in sorted(RESULTS.glob(f"league-{part}*.tar.xz")):
-        with unpacked(archive) as place:
-            for study in place.rglob(STUDY_FILE):
-                if not (runs / STUDY_FILE).exists():
-                    shutil.copy(study, runs)
-            for folder in run_folders(place):
-                if not (own := runs / folder.name).exists():
-                    shutil.copytree(folder, own)
-                    if not (own / "result.json").exists():
-                        (own / "diverged").mkdir()
+        bring(archive, runs)
 
 
 def run(part: str, study: Study, args: argparse.Namespace) -> int:

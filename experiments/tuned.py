@@ -85,8 +85,8 @@ class Task:
 class Experiment:
     """What is to be run, and what has been."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, only: str = "") -> None:
+        self.file, self.only = file, only
         self.plan = tomllib.loads((HERE / "tuned.toml").read_text())
         kept = json.loads(file.read_text()) if file.is_file() else {}
         self.scores: dict[str, float] = kept.get("scores", {})
@@ -153,7 +153,8 @@ class Experiment:
             [job for task in self.tasks for job in self.untuned(task)],
         )
         for stage in stages:
-            yield from sorted((job for job in stage if job.key not in self.scores), key=lambda job: -job.cost)
+            missing = [job for job in stage if job.key not in self.scores and job.key.startswith(self.only)]
+            yield from sorted(missing, key=lambda job: -job.cost)
 
     def finished(self, key: str, score: float) -> None:
         """Keep a score."""
@@ -269,8 +270,9 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "tuned")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--only", default="", help="run what begins so, as Gymnasium or MinAtar-Breakout")
     given = parser.parse_args()
-    experiment = Experiment(given.json)
+    experiment = Experiment(given.json, given.only)
     if given.do == "run":
         return run(experiment, given.runs, given.jobs, given.minutes)
     if given.do == "table":

@@ -199,3 +199,37 @@ def test_damage_inside_is_named_by_the_archive(capsys: pytest.CaptureFixture[str
     assert command("report", "runs.tar.gz") == 2
     said = "runs.tar.gz/one/metrics.jsonl is damaged: line 1 has 'x' for loss, which is no number"
     assert said in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_from_an_archive_on_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text(
+        "games = ['CartPole-v1']\nseeds = 1\n[settings]\nsteps = 60\nensemble.members = 1\noperator.exchange = 'none'\n"
+        "network.hidden = [4]\nreplay.warmup = 40\nevaluation.episodes = 1\nevaluation.random_episodes = 1\n"
+    )
+    words = ("sweep", "s.toml", "--jobs", "1", "--archive", "kept.tar.xz")
+    assert command(*words, "--out", "here") == 0
+    assert "1 run in kept.tar.xz" in capsys.readouterr().out
+    first = {run.path.name: run.result for run in read_runs([Path("kept.tar.xz")])}
+    assert command(*words, "--out", "there", "--seeds", "2") == 0
+    assert "2 finished of 2 runs" in capsys.readouterr().out
+    both = {run.path.name: run.result for run in read_runs([Path("kept.tar.xz")])}
+    assert [both[name] for name in first] == list(first.values())  # to the second that it took: not run again
+    assert len(both) == 2
+    shutil.rmtree("here")
+    assert command(*words, "--out", "here", "--games", "Acrobot-v1") == 0
+    assert len(read_runs([Path("kept.tar.xz")])) == 3  # what another command ran stays
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--archive", "kept.zip"), "--archive kept.zip: an archive is packed as .tar.xz"),
+        (("--archive", "kept.tar.xz", "--dry-run"), "--archive and --dry-run: a dry run writes nothing"),
+    ],
+)
+def test_an_archive_that_cannot_be_written_is_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("sweep", "minatar", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("sweeps").exists()

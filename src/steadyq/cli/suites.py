@@ -50,6 +50,9 @@ class SweepOptions:
     """Stop after so many minutes: runs under way save their state, and the same command continues them."""
     out: Path | None = None
     """Folder of the sweep, on storage that all nodes share; by default sweeps/<suite>, preset and scale where given."""
+    archive: Path | None = None
+    """A .tar.xz of what has come to an end: its runs count as run, and at the end it is written anew with those of this
+    sweep, without weights. For machines that are yours for a while: the next one goes on from the archive."""
     dry_run: bool = False
     """Print the plan and its cost, here and on a GPU whose updates were measured; run nothing."""
 
@@ -63,10 +66,16 @@ def sweep(words: list[str]) -> int:
     words, settings = split_settings(spelt(words), recipe_for("steady", envs.example()))
     options = parse(SweepOptions, words)
 
+    from steadyq.run.progress import plural
+    from steadyq.suite.archive import bring, ended_runs, pack, without_ending
     from steadyq.suite.launch import launch, launcher_for
     from steadyq.suite.plan import describe, make_plan
     from steadyq.suite.study import find_study
 
+    if options.archive is not None and not options.archive.name.endswith(".tar.xz"):
+        raise UserError(f"--archive {options.archive}: an archive is packed as .tar.xz, name it so")
+    if options.archive is not None and options.dry_run:
+        raise UserError("--archive and --dry-run: a dry run writes nothing, and counts what --out holds alone")
     within("--retries", options.retries, 0)
     within("--minutes", options.minutes, 0)
     if options.steps is not None:
@@ -77,6 +86,8 @@ def sweep(words: list[str]) -> int:
     say_imports(*study.games, wrappers=shlex.split(str(settings.get("protocol.wrappers", ""))))
     parts = (study.name, options.preset, options.scale)
     out = options.out or Path("sweeps") / "-".join(part for part in parts if part)
+    if options.archive is not None and options.archive.exists():
+        bring(options.archive, out)
     plan = make_plan(study, out, here=options.on == "local" and not options.dry_run)
     launcher = launcher_for(options.on, plan, options.jobs, options.gpus_per_run, options.retries, options.mps)
     if launcher.note:
@@ -92,7 +103,12 @@ def sweep(words: list[str]) -> int:
     if options.dry_run:
         launcher.close()
         return 0
-    return launch(plan, launcher, OUT, retries=options.retries, minutes=options.minutes)
+    code = launch(plan, launcher, OUT, retries=options.retries, minutes=options.minutes)
+    if options.archive is not None:
+        ended = ended_runs(out, besides={entry.folder.path for entry in plan.todo})
+        pack(out, options.archive, without_ending(options.archive), ended)
+        OUT.print(f"archive  {plural(len(ended), 'run')} in {options.archive}", soft_wrap=True)
+    return code
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ A path may go on inside the archive, `minatar.tar.xz/MinAtar-Breakout-*`, to mea
 
 import lzma
 import os
+import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,6 +72,29 @@ def pack(folder: Path, archive: Path, top: str = "", runs: Iterable[Path] | None
             if file.name in KEPT and file.is_file():
                 tar.add(file, str(Path(top or folder.name) / file.relative_to(folder)), filter=_nobody)
     os.replace(unfinished, archive)
+
+
+def bring(archive: Path, folder: Path) -> None:
+    """Put the runs that have come to an end in an archive into a sweep's folder, beside what is there.
+
+    An archive has no checkpoints: what has no result was packed because it diverged.
+    """
+    with unpacked(archive) as place:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in place.rglob("sweep.toml"):
+            if not (folder / file.name).exists():
+                shutil.copy(file, folder)
+        for run in run_folders(place):
+            if not (own := folder / run.name).exists():
+                shutil.copytree(run, own)
+                if not (own / "result.json").exists():
+                    (own / "diverged").mkdir()
+
+
+def ended_runs(folder: Path, besides: Container[Path] = ()) -> list[Path]:
+    """Runs in a sweep's folder that have a result or diverged, besides some."""
+    ended = (run for run in run_folders(folder) if (run / "result.json").is_file() or (run / "diverged").is_dir())
+    return [run for run in ended if run not in besides]
 
 
 def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
