@@ -93,7 +93,7 @@ def test_a_league_is_played_in_pieces(
     for name, value in (("GRID_STEPS", 150), ("STEPS", 200), ("GRID_SEEDS", (7,)), ("SEEDS", (0, 1))):
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(league, "GAMES", ("MinAtar/Breakout",))
-    here = ["--gpus-per-run", "0", "--jobs", "1"]
+    here = ["--gpus-per-run", "0", "--jobs", "2"]
     assert league.main(["grid", "--runs", str(tmp_path / "one"), "--minutes", "0", *here]) == 130
     assert "0 runs in" in capsys.readouterr().out
     assert league.main(["grid", "--runs", str(tmp_path / "one"), *here]) == 0
