@@ -1,5 +1,6 @@
 """What all tests share: signals as a terminal has them, and reports left behind for people to look at."""
 
+import gc
 import os
 import signal
 import time
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: what is left for the end is short, and two processes end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no later collection looks through all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

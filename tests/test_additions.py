@@ -4,6 +4,7 @@ No other file may know an addition by name: who asks `kind == "categorical"` els
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -52,6 +53,7 @@ ADDITIONS: dict[str, tuple[set[str], set[str]]] = {
 """What names an addition in code, and the files that may."""
 
 
+@functools.cache
 def words(file: Path) -> set[str]:
     """Names and whole strings that a file uses, but for comments and docstrings; where it is no Python, all words."""
     text = file.read_text(errors="ignore")

@@ -44,7 +44,7 @@ def test_early_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
 
 
 def test_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    play("longer.py", monkeypatch, tmp_path, "--steps", "1150")
+    play("longer.py", monkeypatch, tmp_path, "--steps", "1020")
     said = capsys.readouterr().out
-    assert "training longer: 2,300 steps in place of 1,150" in said
+    assert "training longer: 2,040 steps in place of 1,020" in said
     assert "in two parts and in one: the same to the last bit" in said

@@ -51,10 +51,11 @@ def short(preset: str, env: str, **changes: object) -> Recipe:
 AGENTS = {
     "mlp": short("steady", "CartPole-v1"),
     "minatar": short("qr_dqn", "MinAtar/Breakout", **{"ensemble.members": 1}),
-    "small cnn": short("drq", "Atari/Breakout", **{"ensemble.members": 1, "protocol.max_frames": 400}),
+    "small cnn": short("drq", "Atari/Breakout", **{"ensemble.members": 1, "protocol.max_frames": 120}),
     "atari": short(
         "steady", "Atari/Breakout",
-        **{"network.scale": 1, "network.head_multiple": 8, "estimator.quantiles": 5, "protocol.max_frames": 400},
+        **{"network.scale": 1, "network.head_multiple": 8, "network.strides": (2, 2, 2, 2), "estimator.quantiles": 5,
+           "protocol.max_frames": 120},
     ),
     "categorical": short("c51", "CartPole-v1", **{"ensemble.members": 1, "network.dueling": True}),
     "implicit": short("iqn", "CartPole-v1", **{"ensemble.members": 1}),

@@ -2,10 +2,12 @@
 test down, so a file's kernel tests run in a process of their own, started by one of its tests on the file itself.
 """
 
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -13,6 +15,32 @@ from torch import Tensor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_under_the_interpreter starts")
 outside = pytest.mark.skipif(INTERPRETED, reason="already there")
+
+
+def hasten() -> None:
+    """Half of the interpreter's time is work that it does again or throws away; what it computes stays the same."""
+    from triton.runtime import interpreter
+
+    # Overflows are looked for at every integer operation, and what was found is read in its debug mode alone.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    patch, kind = interpreter._patch_lang, interpreter._get_np_dtype
+
+    @functools.cache
+    def patch_once(function: Any) -> Any:
+        """The language stays patched from a function's first call on: nothing is compiled in this process."""
+        patch(function)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    kinds: dict[str, Any] = {}
+
+    def kind_by_name(dtype: Any) -> Any:
+        return kinds.get(dtype.name) or kinds.setdefault(dtype.name, kind(dtype))
+
+    interpreter._patch_lang, interpreter._get_np_dtype = patch_once, kind_by_name
+
+
+if INTERPRETED and importlib.util.find_spec("triton"):
+    hasten()
 
 
 def run_interpreted(file: str) -> None:

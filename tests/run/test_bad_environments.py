@@ -26,6 +26,7 @@ SMALL = {
     "estimator.quantiles": 5,
     "replay.warmup": 64,
     "replay.batch": 8,
+    "replay.every": 4,
     "record.tensorboard": False,
     "record.every": 50,
     "record.checkpoint_every": 100,

@@ -113,7 +113,8 @@ def test_the_networks_that_act_are_evaluated_loaded_and_filmed(
     tmp_path: Path, act_with: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"explore.act_with": act_with, "optim.tau": 0.0, "replay.warmup": 64, "record.tensorboard": False}
-    recipe = sq.presets.steady("MinAtar/Breakout", steps=400, **changes, **{"evaluation.episodes": 6})
+    changes |= {"replay.every": 4, "evaluation.episodes": 6}
+    recipe = sq.presets.steady("MinAtar/Breakout", steps=400, **changes)
     folder = sq.train(recipe, run=tmp_path / "run")  # at tau 0 the target networks are still those of the start
     result = folder.result
     assert result is not None

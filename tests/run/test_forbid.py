@@ -9,9 +9,9 @@ import torch
 import steadyq as sq
 
 SMALL: dict[str, Any] = {
-    "steps": 120, "replay.warmup": 64, "replay.batch": 8, "replay.capacity": 120, "network.hidden": (8,),
-    "ensemble.members": 2, "estimator.quantiles": 5, "monitor.every": 0, "record.tensorboard": False,
-    "evaluation.episodes": 1, "evaluation.random_episodes": 1,
+    "steps": 120, "replay.warmup": 64, "replay.every": 4, "replay.batch": 8, "replay.capacity": 120,
+    "network.hidden": (8,), "ensemble.members": 2, "estimator.quantiles": 5, "monitor.every": 0,
+    "record.tensorboard": False, "evaluation.episodes": 1, "evaluation.random_episodes": 1,
 }  # fmt: skip
 
 

@@ -104,10 +104,10 @@ def test_every_preset_trains_on_an_atari_game(preset: str, tmp_path: Path) -> No
     recipe = recipe.override(
         {
             **SMALLEST[recipe.network.kind],
-            "steps": 84,
+            "steps": 52,
             "protocol.max_frames": 120,
             "ensemble.members": min(3, recipe.ensemble.members),
-            "replay.warmup": 64,
+            "replay.warmup": 32,
             "replay.batch": 4,
             "replay.capacity": 100,
             "replay.every": 4,
@@ -249,8 +249,9 @@ def test_stacked_members_learn_what_separate_networks_learn(preset: str) -> None
 def test_an_image_and_a_vector_are_read_together(tmp_path: Path) -> None:
     """What is rewarded follows from both and from neither alone: the image tells three cases apart, the vector two."""
     options = {
-        "network.hidden": (32,), "replay.warmup": 100, "record.tensorboard": False, "monitor.every": 0,
-        "explore.epsilon": "1 -> 0.05 linear 700 steps", "evaluation.random_episodes": 2, "compute.device": "cpu",
+        "network.hidden": (32,), "replay.warmup": 100, "replay.every": 2, "record.tensorboard": False,
+        "monitor.every": 0, "explore.epsilon": "1 -> 0.05 linear 700 steps", "evaluation.random_episodes": 2,
+        "compute.device": "cpu",
     }  # fmt: skip
     result = train(presets.double_dqn(kinds.Both, steps=1500, **options), run=tmp_path / "both").result
     assert result is not None

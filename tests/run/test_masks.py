@@ -27,6 +27,7 @@ from steadyq.value.shapes import Batch, DrawLayout, Values
 SMALL: dict[str, Any] = {
     "network.hidden": (16,),
     "replay.warmup": 64,
+    "replay.every": 4,
     "record.tensorboard": False,
     "record.every": 50,
     "monitor.every": 50,

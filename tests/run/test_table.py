@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "estimator.quantiles": 5,
     "replay.warmup": 64,
     "replay.batch": 8,
+    "replay.every": 4,
     "replay.capacity": 300,
     "record.tensorboard": False,
     "record.every": 50,
@@ -38,7 +39,7 @@ SMALL: dict[str, Any] = {
     "compute.threads": 1,
 }
 VECTOR = {"network.hidden": (16,), "protocol.max_frames": 40}
-CNN = {"network.hidden": (16,), "protocol.max_frames": 40, "replay.every": 2}
+CNN = {"network.hidden": (16,), "protocol.max_frames": 40}
 IMAGE = {"network.kind": "layers", "network.layers": ("conv 8 3 2 1", "linear 16"), "protocol.max_frames": 40}
 BIG = {**IMAGE, "network.layers": ("conv 8 8 4", "linear 16"), "protocol.max_frames": 120}
 

@@ -1,5 +1,6 @@
 """The league's grid and its rule, its archives, and a league that is played in two pieces by real runs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -8,7 +9,9 @@ from scripts import script
 
 from steadyq import presets
 from steadyq.suite.archive import unpacked
+from steadyq.suite.plan import Entry
 from steadyq.suite.study import find_study
+from steadyq.suite.worker import Ending, train_once
 
 TINY = {
     "record.every": 50,
@@ -32,6 +35,38 @@ def league(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, place in (("RESULTS", "results"), ("STUDY", "league.toml"), ("PAGE", "league.md")):
         monkeypatch.setattr(module, name, tmp_path / place)
     return module
+
+
+class Here:
+    """Trains in this process: half of the league does, where starting processes would take most of the time."""
+
+    words, parallel = "this process", 1
+
+    def __init__(self) -> None:
+        self.waiting: list[Entry] = []
+
+    def open(self) -> str:
+        return ""
+
+    def news(self) -> str:
+        return ""
+
+    def room(self) -> bool:
+        return not self.waiting
+
+    def start(self, entry: Entry) -> None:
+        self.waiting.append(entry)
+
+    def poll(self) -> Iterator[tuple[Entry, Ending, str]]:
+        while self.waiting:
+            entry = self.waiting.pop()
+            yield entry, *train_once(entry.run.recipe, entry.folder.path)
+
+    def stop(self) -> None:
+        raise AssertionError("nobody asked")
+
+    def close(self) -> None:
+        assert not self.waiting
 
 
 def test_every_preset_has_the_same_grid(league: ModuleType) -> None:
@@ -58,7 +93,7 @@ def test_a_league_is_played_in_pieces(
     for name, value in (("GRID_STEPS", 150), ("STEPS", 200), ("GRID_SEEDS", (7,)), ("SEEDS", (0, 1))):
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(league, "GAMES", ("MinAtar/Breakout",))
-    here = ["--gpus-per-run", "0", "--jobs", "1"]
+    here = ["--gpus-per-run", "0", "--jobs", "2"]
     assert league.main(["grid", "--runs", str(tmp_path / "one"), "--minutes", "0", *here]) == 130
     assert "0 runs in" in capsys.readouterr().out
     assert league.main(["grid", "--runs", str(tmp_path / "one"), *here]) == 0
@@ -70,6 +105,7 @@ def test_a_league_is_played_in_pieces(
         label = max((label for label in areas if label.startswith(preset)), key=lambda label: areas[label])
         assert changes == league.points(preset)[label]
 
+    monkeypatch.setattr(league, "launcher_for", lambda *given, **options: Here())
     assert league.main(["play", "--runs", str(tmp_path / "two"), *here]) == 0
     archive = league.RESULTS / "league-play.tar.xz"
     archive.rename(league.RESULTS / "league-play-first.tar.xz")

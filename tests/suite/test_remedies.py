@@ -123,6 +123,7 @@ SMALL = {
     "network.hidden": (16,),
     "replay.warmup": 64,
     "replay.batch": 8,
+    "replay.every": 2,
     "replay.capacity": 300,
     "record.every": 50,
     "monitor.every": 25,
@@ -140,9 +141,9 @@ def test_a_tiny_study_of_real_runs_becomes_a_table_and_a_figure(tmp_path: Path) 
     }
     for label, changes in variants.items():
         if parted(label)[1] == "inject a head":
-            changes["regulation.period"] = 100
+            changes["regulation.period"] = 50
         if parted(label)[1] == "replace useless units":
-            changes |= {"regulation.every": 20, "regulation.maturity": 40, "regulation.replacement": 0.02}
+            changes |= {"regulation.every": 10, "regulation.maturity": 20, "regulation.replacement": 0.02}
     small = replace(study, variants=variants, games=study.games[:1], seeds=(0, 1), settings={**study.settings, **SMALL})
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / STUDY_FILE).write_text(small.to_toml())

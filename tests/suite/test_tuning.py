@@ -91,6 +91,7 @@ def test_a_killed_search_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     assert all(file.stat().st_mtime_ns == then for file, then in done.items())
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work_and_fresh_seeds_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["tune", *WORDS, "--jobs", "2", "--check", "2", "--out", str(tmp_path / "t")])
