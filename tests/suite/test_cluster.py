@@ -33,6 +33,7 @@ from steadyq.suite.plan import make_plan
 from steadyq.suite.study import Study, find_study, read_study
 from steadyq.suite.worker import train_once
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # read once, and 30 s are few on a slow machine
 try:
     import ray
     from ray.cluster_utils import Cluster
@@ -102,7 +103,13 @@ def head() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # on a busy machine they would wait for everything else
-        found = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        for again in (True, True, False):  # now and then Ray's node process dies as it starts, and Ray waits for it
+            try:
+                found = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+                break
+            except Exception:
+                if not again:
+                    raise
         yield found
         found.shutdown()
 
@@ -370,6 +377,17 @@ def test_no_client_server_is_one_line(study: Study, tmp_path: Path, monkeypatch:
     plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"no Ray client server answers .* RAY_AUTH_MODE=token"):
         launch.launcher_for("ray://127.0.0.1:1", plan, None, None, retries=1)
+
+
+def test_a_node_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray()
+
+    def timed_out(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", timed_out)
+    with pytest.raises(UserError, match=r"^--on ray: The current node timed out during startup\.$"):
+        cluster_module.RayCluster("ray", 1, None, 0)
 
 
 def test_a_share_of_a_gpu_that_no_node_has_is_refused(cluster: Any, study: Study, tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
                     ray.init(address="local", include_dashboard=False, **quiet)
                     return STARTED
         return "" if _asks_for_a_token() else OPEN
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a node that does not start in time raises just that
         undo.close()
         lines = str(error).strip().splitlines() or [type(error).__name__]
         why = lines[-1 if isinstance(error, ConnectionAbortedError) else 0]  # a traceback ends in what happened
@@ -220,6 +222,7 @@ def _at(folder: Path) -> Iterator[None]:
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library does not report home on its user's behalf
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a task without a GPU sees none
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # 30 s are few on a machine that has much to do
     try:
         import ray
     except ImportError:
