@@ -42,7 +42,7 @@ types: $(VENV)/developing
 	$(BIN)/mypy
 
 unit: $(VENV)/developing
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) $(DEMO) runs build
