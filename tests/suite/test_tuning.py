@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ WORDS = [
     "--replay.warmup", "128", "--record.every", "100", "--monitor.every", "0", "--evaluation.episodes", "2",
     "--evaluation.interim-episodes", "1", "--evaluation.random-episodes", "1", "--compute.threads", "1",
 ]  # fmt: skip
+STATES = optuna.trial.TrialState
 SPACE = {"optim.rate": Range(1e-4, 1e-2, log=True), "replay.n_step": Choice((1, 3))}
 
 
@@ -70,6 +72,37 @@ def test_a_trial_far_worse_than_the_others_is_cut_short(tmp_path: Path) -> None:
     assert trials(tmp_path / "t")[5] == (5, "PRUNED")
     result = (tmp_path / "t" / "trials" / "0005" / "seed0" / "result.json").read_text()
     assert CUT in result
+
+
+def tried(*trials: tuple[float, float, int, str]) -> Any:
+    """A study of trials: score, rate, n and how each ended."""
+    study = optuna.create_study(direction="maximize")
+    kinds = {
+        "optim.rate": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True),
+        "replay.n_step": optuna.distributions.CategoricalDistribution([1, 3]),
+    }
+    for value, rate, n, state in trials:
+        params = {"optim.rate": rate, "replay.n_step": n}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, state=STATES[state], value=value))
+    return study
+
+
+def test_what_mattered_by_hand() -> None:
+    """Ranks 1 to 6. By n: {6, 5, 4} and {1, 2, 3}, 4 within of 17.5: 1 - (4 / 4) / (17.5 / 5). By thirds of the rate:
+    {1, 6}, {2, 5}, {3, 4}, all of it within, and chance takes off more than is there.
+    """
+    rates = {6: 1e-4, 1: 2e-4, 5: 5e-4, 2: 6e-4, 4: 1e-3, 3: 2e-3}
+    ends = {score: "COMPLETE" if score > 3 else "PRUNED" for score in rates}
+    study = tried(*((float(score), rate, 1 if score > 3 else 3, ends[score]) for score, rate in rates.items()))
+    found = importances(study)
+    assert list(found) == ["replay.n_step", "optim.rate"]
+    assert found == pytest.approx({"replay.n_step": 1 - 1 / 3.5, "optim.rate": 0.0})
+
+
+def test_trials_that_are_all_alike_or_all_different_say_nothing() -> None:
+    assert importances(tried(*[(5.0, 1e-3, 1, "COMPLETE")] * 6)) == {}
+    assert importances(tried(*((float(i), 1e-3, 1, "COMPLETE") for i in range(3)))) == {}
+    assert importances(tried(*((float(i), 1e-3, 1, "COMPLETE") for i in range(4))))["replay.n_step"] == 0.0
 
 
 def test_a_killed_search_goes_on_and_repeats_nothing(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _bars(importances: Mapping[str, float]) -> Child:
     for name, share in importances.items():
         bar = "█" * round(BAR * share / most)
         lines.append(f"{name:<24} {bar:<{BAR}} {share:.0%}")
-    note = "Share of what tells the best trials from the others (PED-ANOVA), among what was tried."
+    note = "Share of the differences in rank between trials that each option alone explains, chance taken off."
     return [tag("p", note), tag("pre", "\n".join(lines))]
 
 
