@@ -4,6 +4,7 @@ An operator maps `(online, target, batch, draw)` to `z_next[member, batch, atom]
 so that the one-line bodies below read like the equations they implement.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, assert_never
 
@@ -16,7 +17,7 @@ from steadyq.value.shapes import Batch, Draw, Values
 
 
 @dataclass(frozen=True)
-class Operator:
+class Operator(ABC):
     """A pure function from values at s' to what is backed up; most change nothing else of the learning step."""
 
     @property
@@ -29,13 +30,13 @@ class Operator:
         """Whether the target network at s is needed, for `bonus`."""
         return False
 
+    @abstractmethod
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return z_next[member, batch, atom]."""
-        raise NotImplementedError
 
     def bonus(self, here: Values, batch: Batch) -> Tensor:
-        """What is added to the reward, [member, batch], by the target network's values at s."""
-        raise NotImplementedError
+        """What is added to the reward, [member, batch], by the target network's values at s: nothing."""
+        return here.q.new_zeros(here.q.shape[:2])
 
     def blend(self, z: Tensor, draw: Draw) -> Tensor:
         """What is regressed out of the members' z[member, batch, atom] of the action taken."""
