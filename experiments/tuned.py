@@ -40,7 +40,7 @@ JSON, DOCUMENT, SHIPPED = (
     ROOT / "docs" / "tuned.md",
     ROOT / "src" / "steadyq" / "tuned",
 )
-SEARCH, JUDGE = (100, 101), range(5)
+SEARCH, JUDGE = 100, range(5)
 QUIET = {"record.tensorboard": False, "compute.device": "cpu", "compute.threads": 1, "evaluation.episodes": 100}
 """What no score depends on, but for the number of games it is a mean of."""
 
@@ -67,6 +67,8 @@ class Task:
     steps: int
     candidates: dict[str, dict[str, Any]]
     zoo: dict[str, float] = field(default_factory=dict)
+    seeds: int = 0
+    """How many seeds each candidate is searched with."""
 
     @property
     def env(self) -> str:
@@ -103,15 +105,15 @@ class Experiment:
                     for label, what in table["candidates"].items()
                 }
                 candidates = {label: flatten(what) for label, what in each.items()}
-                found.append(Task(name, table["steps"], candidates, table.get("zoo", {})))
+                seeds = table.get("seeds", 1 if name.startswith("MinAtar") else 2)
+                found.append(Task(name, table["steps"], candidates, table.get("zoo", {}), seeds))
         return found
 
     def searched(self, task: Task) -> list[Job]:
-        """Every candidate on the seeds of the search; MinAtar's games, which take longest, on one."""
+        """Every candidate on the seeds of the search."""
         if len(task.candidates) == 1:
             return []
-        seeds = SEARCH[:1] if task.name.startswith("MinAtar") else SEARCH
-        return [task.job(label, seed) for label in task.candidates for seed in seeds]
+        return [task.job(label, SEARCH + seed) for label in task.candidates for seed in range(task.seeds)]
 
     def best(self, task: Task) -> str | None:
         """The best candidate, once all are searched; with one alone there is nothing to search."""

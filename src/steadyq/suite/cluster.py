@@ -31,6 +31,8 @@ LOCK_SECONDS, LOCK_TRIES = 3.0, 40
 """How long a run waits for its folder: the process of a node that died may hold the lock a little longer."""
 
 STARTED = "started a Ray cluster for this sweep: on this machine alone, with a token of its own and no dashboard"
+NONE = "any running Ray instance"
+"""What Ray's words hold where it knows of no cluster."""
 OPEN = (
     "note: this Ray cluster asks for no token, so that whoever reaches its ports can run code as the one who started "
     "it; start it with RAY_AUTH_MODE=token"
@@ -149,6 +151,8 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
         with warnings.catch_warnings(action="ignore"), _at(Path(__file__).parents[2]):
             for again in (True, True, False):
                 try:
+                    if not remote:
+                        _answers(ray)
                     ray.init(address=on if remote else "auto", **quiet)
                     break
                 except ConnectionAbortedError:  # the server starts a process for each client: not always in time
@@ -156,10 +160,10 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
                         raise
                     time.sleep(2)
                 except ConnectionError as error:
-                    if remote or os.environ.get("RAY_ADDRESS") or "any running Ray instance" not in str(error):
+                    if remote or os.environ.get("RAY_ADDRESS") or NONE not in str(error):
                         raise
                     _keep_to_this_machine(ray, undo)
-                    ray.init(address="local", include_dashboard=False, **quiet)
+                    _start(ray, quiet)
                     return STARTED
         return "" if _asks_for_a_token() else OPEN
     except UserError:
@@ -172,6 +176,37 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
             # A server that wants a token stays silent to those without, and Ray's client sends one only if told to.
             why = "no Ray client server answers there; where the cluster has a token, set RAY_AUTH_MODE=token here too"
         raise UserError(f"--on {on}: {why}") from None
+
+
+def _answers(ray: Any) -> None:
+    """Ask at the address of the cluster to join: for one that died without a word Ray would wait for minutes.
+
+    Ray remembers the last cluster of this machine; if that is dead, there is none.
+    """
+    services = ray._private.services
+    address = services.get_ray_address_from_environment("auto", None)
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        here = host in ("127.0.0.1", "localhost", "[::1]", services.get_node_ip_address())
+        if here and not os.environ.get("RAY_ADDRESS"):
+            raise ConnectionError(f"{address} is not {NONE}") from None
+        raise ConnectionError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+
+
+def _start(ray: Any, options: dict[str, Any]) -> None:
+    """Start a cluster here; once more where that fails, as now and then a node's process dies before its first word."""
+    for again in (True, False):
+        try:
+            ray.init(address="local", include_dashboard=False, **options)
+            return
+        except Exception:
+            ray.shutdown()
+            if not again:
+                raise
 
 
 def _keep_to_this_machine(ray: Any, undo: contextlib.ExitStack) -> None:
@@ -222,7 +257,7 @@ def _at(folder: Path) -> Iterator[None]:
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library does not report home on its user's behalf
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a task without a GPU sees none
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # 30 s are few on a machine that has much to do
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "60")  # 30 s are few on a machine that has much to do
     try:
         import ray
     except ImportError:
