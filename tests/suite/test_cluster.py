@@ -4,6 +4,7 @@ Skips where Ray is not installed; `make test` installs it.
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -155,6 +156,14 @@ def client_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         head.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def no_cluster(monkeypatch: pytest.MonkeyPatch, remembered: str | None = None) -> None:
+    """As if no cluster ran on this machine, whatever the other tests have started."""
+    services = ray._private.services
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(dict))
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: remembered)
 
 
 def free_port() -> int:
@@ -363,12 +372,8 @@ def test_a_sweep_through_a_client_server_finishes_runs_and_is_stopped_as_here(
 def test_no_cluster_is_started_without_a_token(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_ray()
 
-    def init(address: str, **options: Any) -> None:
-        assert address == "auto", "nothing is started"
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    no_cluster(monkeypatch)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("something is started"))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     plan = make_plan(study, tmp_path / "s", here=False)
     with pytest.raises(UserError, match=r"starts no cluster that asks for a token; unset RAY_AUTH_MODE"):
@@ -402,8 +407,6 @@ def test_a_node_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_that_died_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps the address of the last one in a file, which nobody takes away when its machine loses power."""
     need_ray()
-    from ray._private import services
-
     dead = f"127.0.0.1:{free_port()}"
     asked = []
     monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
@@ -411,9 +414,7 @@ def test_a_cluster_that_died_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=rf"^--on ray: no Ray cluster answers at {dead}: Connection refused$"):
         cluster_module.RayCluster("ray", 1, None, 0)
     assert not asked
-    monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setattr(services, "find_gcs_addresses", dict)
-    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: dead)
+    no_cluster(monkeypatch, remembered=dead)
     with contextlib.ExitStack() as undo:
         assert "started a Ray cluster" in cluster_module._join(ray, "ray", undo)
     assert asked == ["local"]
@@ -422,12 +423,10 @@ def test_a_cluster_that_died_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("failures", [0, 1, 2])
 def test_a_node_that_dies_as_it_starts_is_started_once_more(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     need_ray()
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    no_cluster(monkeypatch)
     asked = []
 
     def init(address: str, **_: Any) -> None:
-        if address == "auto":
-            raise ConnectionError("Could not find any running Ray instance.")
         asked.append(address)
         if len(asked) <= failures:
             raise Exception("The current node timed out during startup.")

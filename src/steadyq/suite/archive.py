@@ -15,6 +15,7 @@ from pathlib import Path
 
 from steadyq.errors import UserError
 from steadyq.run.files import OWN, UNFINISHED
+from steadyq.suite.study import STUDY_FILE
 
 ENDINGS = (".tar.xz", ".tar.gz", ".tar")
 KEPT = {"sweep.toml", *OWN} - {"lock"}
@@ -81,7 +82,7 @@ def bring(archive: Path, folder: Path) -> None:
     """
     with unpacked(archive) as place:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in place.rglob("sweep.toml"):
+        for file in place.rglob(STUDY_FILE):
             if not (folder / file.name).exists():
                 shutil.copy(file, folder)
         for run in run_folders(place):

@@ -31,8 +31,6 @@ LOCK_SECONDS, LOCK_TRIES = 3.0, 40
 """How long a run waits for its folder: the process of a node that died may hold the lock a little longer."""
 
 STARTED = "started a Ray cluster for this sweep: on this machine alone, with a token of its own and no dashboard"
-NONE = "any running Ray instance"
-"""What Ray's words hold where it knows of no cluster."""
 OPEN = (
     "note: this Ray cluster asks for no token, so that whoever reaches its ports can run code as the one who started "
     "it; start it with RAY_AUTH_MODE=token"
@@ -149,22 +147,19 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
     try:
         # Ray warns at length of what the error below says in a line, and its workers would import from where we are.
         with warnings.catch_warnings(action="ignore"), _at(Path(__file__).parents[2]):
+            address = on if remote else _running(ray)
+            if address is None:
+                _keep_to_this_machine(ray, undo)
+                _start(ray, quiet)
+                return STARTED
             for again in (True, True, False):
                 try:
-                    if not remote:
-                        _answers(ray)
-                    ray.init(address=on if remote else "auto", **quiet)
+                    ray.init(address=address, **quiet)
                     break
                 except ConnectionAbortedError:  # the server starts a process for each client: not always in time
                     if not again:
                         raise
                     time.sleep(2)
-                except ConnectionError as error:
-                    if remote or os.environ.get("RAY_ADDRESS") or NONE not in str(error):
-                        raise
-                    _keep_to_this_machine(ray, undo)
-                    _start(ray, quiet)
-                    return STARTED
         return "" if _asks_for_a_token() else OPEN
     except UserError:
         raise
@@ -178,23 +173,28 @@ def _join(ray: Any, on: str, undo: contextlib.ExitStack) -> str:
         raise UserError(f"--on {on}: {why}") from None
 
 
-def _answers(ray: Any) -> None:
-    """Ask at the address of the cluster to join: for one that died without a word Ray would wait for minutes.
+def _running(ray: Any) -> str | None:
+    """The address of the cluster to join: RAY_ADDRESS, or one of this machine; None where there is none.
 
-    Ray remembers the last cluster of this machine; if that is dead, there is none.
+    It is asked for an answer first. For one that died without a word Ray would wait for minutes, and it remembers the
+    last of this machine.
     """
     services = ray._private.services
-    address = services.get_ray_address_from_environment("auto", None)
+    try:
+        address: str = services.get_ray_address_from_environment("auto", None)
+    except ConnectionError:
+        return None
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdigit():
-        return
+        return None if address == "local" else address
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         here = host in ("127.0.0.1", "localhost", "[::1]", services.get_node_ip_address())
         if here and not os.environ.get("RAY_ADDRESS"):
-            raise ConnectionError(f"{address} is not {NONE}") from None
+            return None
         raise ConnectionError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+    return address
 
 
 def _start(ray: Any, options: dict[str, Any]) -> None:
