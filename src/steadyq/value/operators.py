@@ -241,8 +241,8 @@ def order_for(
         case "permutation":
             return rng.permutation(members)
         case "derangement":
-            order = rng.permutation(members)
-            while (order == np.arange(members)).any():
-                order = rng.permutation(members)
+            own = np.arange(members)
+            while ((order := rng.permutation(members)) == own).any():
+                pass
             return order
     assert_never(exchange)

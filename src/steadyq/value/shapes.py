@@ -148,9 +148,14 @@ class DrawLayout:
         if values.keys() != self.shapes.keys():
             raise ValueError(f"a draw has {list(self.shapes)}, not {list(values)}")
         packed = np.empty(self.size)
-        for name, (place, shape) in self.places.items():
+        for name, place, shape in self._filled:
             packed[place].reshape(shape)[...] = values[name]
         return packed
+
+    @cached_property
+    def _filled(self) -> list[tuple[str, slice, tuple[int, ...]]]:
+        """The places of fields that hold anything: every update packs a vector, most without most of the fields."""
+        return [(name, place, shape) for name, (place, shape) in self.places.items() if math.prod(shape)]
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
