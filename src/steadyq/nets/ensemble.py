@@ -212,13 +212,29 @@ class Ensemble:
 
     def layer(self, params: Params, name: str) -> tuple[Layer, Tensor, Tensor]:
         """A layer with its weight and bias as it computes."""
-        dtype = torch.float32 if name.removesuffix(SIGMA) in self.network.heads else self.dtype
-        weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-        if name in self.network.spectral_layers:
+        layer, dtype, weight_name, bias_name, spectral, kept = self._layers[name]
+        weight, bias = params[weight_name], params[bias_name]
+        if spectral:
             weight = divided(weight, *(params[f"{name}.{part}"] for part in VECTORS))
-        if self.network.group(name) == "kept":
+        if kept:
             weight, bias = weight.detach(), bias.detach()
-        return self.network.layers[name], weight.to(dtype), bias.to(dtype)
+        return layer, weight.to(dtype), bias.to(dtype)
+
+    @cached_property
+    def _layers(self) -> dict[str, tuple[Layer, torch.dtype, str, str, bool, bool]]:
+        """Each layer, what it computes in, its parameters' names, whether it is normalised and whether it is kept."""
+        network = self.network
+        return {
+            name: (
+                layer,
+                torch.float32 if name.removesuffix(SIGMA) in network.heads else self.dtype,
+                f"{name}.weight",
+                f"{name}.bias",
+                name in network.spectral_layers,
+                network.group(name) == "kept",
+            )
+            for name, layer in network.layers.items()
+        }
 
 
 def _several(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
