@@ -218,7 +218,9 @@ class Ensemble:
             weight = divided(weight, *(params[f"{name}.{part}"] for part in VECTORS))
         if kept:
             weight, bias = weight.detach(), bias.detach()
-        return layer, weight.to(dtype), bias.to(dtype)
+        if weight.dtype != dtype:  # asked first: `to` takes a microsecond where there is nothing to do
+            weight, bias = weight.to(dtype), bias.to(dtype)
+        return layer, weight, bias
 
     @cached_property
     def _layers(self) -> dict[str, tuple[Layer, torch.dtype, str, str, bool, bool]]:
