@@ -18,7 +18,7 @@ from steadyq.run.files import OWN, UNFINISHED
 from steadyq.suite.study import STUDY_FILE
 
 ENDINGS = (".tar.xz", ".tar.gz", ".tar")
-KEPT = {"sweep.toml", *OWN} - {"lock"}
+KEPT = {STUDY_FILE, *OWN} - {"lock"}
 """Files that an archive has of a sweep and its runs."""
 MOST_BYTES, MOST_FILES = 16 << 30, 200_000
 """What an archive may unpack to: a small file can hold more than any disk."""
