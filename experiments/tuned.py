@@ -41,6 +41,8 @@ JSON, DOCUMENT, SHIPPED = (
     ROOT / "src" / "steadyq" / "tuned",
 )
 SEARCH, JUDGE = 100, range(5)
+TIE = 0.005
+"""Candidates whose means differ by no more than this share of the best one are as good as each other."""
 QUIET = {"record.tensorboard": False, "compute.device": "cpu", "compute.threads": 1, "evaluation.episodes": 100}
 """What no score depends on, but for the number of games it is a mean of."""
 
@@ -116,14 +118,16 @@ class Experiment:
         return [task.job(label, SEARCH + seed) for label in task.candidates for seed in range(task.seeds)]
 
     def best(self, task: Task) -> str | None:
-        """The best candidate, once all are searched; with one alone there is nothing to search."""
+        """The best candidate, of those that tie the one with fewest options, once all are searched."""
         if len(task.candidates) == 1:
             return next(iter(task.candidates))
         jobs = self.searched(task)
         if not all(job.key in self.scores for job in jobs):
             return None
         found = {label: [self.scores[j.key] for j in jobs if f"/{label}/" in j.key] for label in task.candidates}
-        return max(found, key=lambda label: mean(found[label]))
+        most = max(mean(scores) for scores in found.values())
+        near = [label for label, scores in found.items() if mean(scores) >= most - TIE * abs(most)]
+        return min(near, key=lambda label: len(task.candidates[label]))
 
     def judged(self, task: Task) -> list[Job]:
         """The best candidate on fresh seeds."""

@@ -388,7 +388,7 @@ def test_a_preset_is_its_point_on_the_axes(preset: str) -> None:
     )  # fmt: skip
     if preset != "steady":
         assert recipe.operator.ceiling == "none"
-    if preset not in ("steady", "swift", "spr", "sunrise", "rainbow", "der", "curl"):
+    if preset not in ("steady", "spr", "sunrise", "rainbow", "der", "curl"):
         assert recipe.replay.alpha == 0
 
 

@@ -37,7 +37,8 @@ def test_every_environment_has_its_recipe() -> None:
     for env in wanted:
         recipe = presets.tuned(env)
         assert recipe.env == env
-        assert recipe != presets.recipe_for(recipe.preset, env)
+        as_it_is = recipe == presets.recipe_for(recipe.preset, env)
+        assert as_it_is == (env == "Gymnasium/CartPole-v1"), env  # where nothing that was tried beats it
         assert presets.tuned(env, seed=3).seed == 3
 
 

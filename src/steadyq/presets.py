@@ -243,7 +243,18 @@ def swift(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:
     recipe = _cycled(_base("swift", env, scale))
     # Adam as in `steady`: BBF's epsilon 1.5e-4 is larger than the gradients of a loss that is a mean over pairs of
     # quantiles, and hardly anything is learned; its weight decay did not pay (results/swift-settling).
-    return _finish(replace(recipe, operator=OperatorSection(forbid="none", ceiling="none")), changes)
+    recipe = replace(
+        recipe,
+        operator=OperatorSection(forbid="none", ceiling="none"),
+        replay=replace(recipe.replay, alpha=0.0),  # [BBF] in effect (docs/presets.md)
+    )
+    if recipe.protocol.name.startswith("atari"):
+        # [ours] at half the resolution networks of twice the width cost as much and learn faster (results/swift-parts)
+        width = 4 if recipe.scale == "small" else recipe.network.scale
+        network = replace(recipe.network, scale=width, strides=(2, 2, 2, 2), dueling=True)  # [BBF] dueling
+        # Rewards are signs there, so that returns lie within its grid; elsewhere they need not, and quantiles stay.
+        recipe = replace(recipe, network=network, estimator=EstimatorSection(kind="categorical"))  # [BBF]
+    return _finish(recipe, changes)
 
 
 def bbf(env: AnyEnv, scale: str = "", **changes: Any) -> Recipe:

@@ -405,6 +405,8 @@ def test_a_dry_run_says_what_it_could_not_cost(
         (["minatar", "--preset", "stedy"], "unknown preset 'stedy': did you mean 'steady'?"),
         (["minatar", "--scale", "papr"], "did you mean 'paper'?"),
         (["minatar", "--games", "Brekout"], "did you mean 'MinAtar/Breakout'?"),
+        (["decoupling", "--variants", "forbid non"], "of this study's variants: did you mean 'forbid none'?"),
+        (["minatar", "--variants", "steady"], "minatar has no variants to choose from"),
         (["minatar", "--seeds", "0"], "--seeds must be at least 1"),
         (["minatar", "--seed", "3"], "unknown option --seed: did you mean --seeds?"),
         (["minatar", "--replay.ratoi", "3"], "unknown option --replay.ratoi: did you mean --replay.ratio?"),

@@ -197,6 +197,15 @@ def test_what_a_study_varies_cannot_be_set(settings: dict[str, object], says: st
         find_study("decoupling").changed(games=["Breakot"])
 
 
+def test_some_variants_of_a_study_and_then_the_others_are_the_study() -> None:
+    whole = find_study("ensemble-size")
+    some = whole.changed(variants=["1*"])
+    assert 0 < len(some.variants) < len(whole.variants)
+    assert all(label.startswith("1") for label in some.variants)
+    others = whole.changed(variants=[label for label in whole.labels if label not in some.variants])
+    assert set(some.united(others).runs()) == set(whole.runs())
+
+
 def test_two_sweeps_unite_when_only_games_seeds_or_variants_differ() -> None:
     study = find_study("decoupling")
     more = study.changed(seeds=7, games=["MinAtar/Breakout"])

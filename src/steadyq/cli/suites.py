@@ -34,6 +34,8 @@ class SweepOptions:
     """Number of seeds; by default the study's."""
     games: tuple[str, ...] = ()
     """Only these games, or others."""
+    variants: tuple[str, ...] = ()
+    """Only these variants of the study; * stands for anything, as in 'dqn*'. The folder takes others later."""
     steps: int | None = None
     """Environment steps of every run."""
     on: str = "local"
@@ -81,7 +83,12 @@ def sweep(words: list[str]) -> int:
     if options.steps is not None:
         settings["steps"] = options.steps
     study = find_study(options.suite).changed(
-        preset=options.preset, scale=options.scale, seeds=options.seeds, games=options.games, settings=settings
+        preset=options.preset,
+        scale=options.scale,
+        seeds=options.seeds,
+        games=options.games,
+        variants=options.variants,
+        settings=settings,
     )
     say_imports(*study.games, wrappers=shlex.split(str(settings.get("protocol.wrappers", ""))))
     parts = (study.name, options.preset, options.scale)

@@ -1,6 +1,7 @@
 """Figures for pages that cannot be interactive: panels of curves with their interval over seeds, as SVG, PNG or PDF."""
 
 import importlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def compare(
             frameon=False,
             borderaxespad=0.2,
         )
-        figure.supxlabel(_statement(everyone, variants), x=0.01, ha="left", fontsize=7.5, color="#555555")
+        said = "\n".join(textwrap.wrap(_statement(everyone, variants), width=65 * len(columns)))
+        figure.supxlabel(said, x=0.01, ha="left", fontsize=7.5, color="#555555")
         save(figure, out)
 
 

@@ -20,6 +20,7 @@ A study is a file such as this one (all of `studies/*.toml` are), which a user c
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +79,7 @@ class Study:
         scale: str = "",
         seeds: int | None = None,
         games: Sequence[str] = (),
+        variants: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> "Study":
         """Return the study with what a command line asks for; what the study itself varies cannot be set."""
@@ -98,7 +100,21 @@ class Study:
             seeds=tuple(range(seeds)) if seeds is not None else self.seeds,
             games=tuple(dict.fromkeys(found for game in games for found in _games(game, self.games))) or self.games,
             settings={**self.settings, **settings},
+            variants=self._chosen(variants) if variants else self.variants,
         )
+
+    def _chosen(self, patterns: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """The variants that any of some patterns names, each of which must name one."""
+        if not self.variants:
+            raise UserError(f"{self.name} has no variants to choose from: --preset sets what all of its runs train")
+        for pattern in patterns:
+            if not any(fnmatchcase(label, pattern) for label in self.variants):
+                raise UserError(f"{pattern!r} is none of this study's variants: {nearest(pattern, self.variants)}")
+        return {
+            label: changes
+            for label, changes in self.variants.items()
+            if any(fnmatchcase(label, pattern) for pattern in patterns)
+        }
 
     def united(self, other: "Study") -> "Study":
         """Return both in one, as a folder that gains games, seeds or variants; anything else that differs raises."""
