@@ -79,7 +79,7 @@ def _tuned() -> int:
     for env in tuned_environments():
         found = read_toml((TUNED / f"{env.replace('/', '-')}.toml").read_text(encoding="utf-8"), env)
         changes = ", ".join(f"{name} {value}" for name, value in flatten(found["options"]).items())
-        table.add_row(env, found["preset"], f"{found['steps']:,}", Text(changes))
+        table.add_row(env, found["preset"], f"{found['steps']:,}", Text(changes or "nothing: it does best as it is"))
     OUT.print(table)
     return 0
 
