@@ -353,3 +353,14 @@ def test_positions_are_numbers_where_all_variants_have_one() -> None:
     assert positions(["a", "b"]) == ([0.0, 1.0], False)
     assert positions([True, False]) == ([0.0, 1.0], False)
     assert positions([3]) == ([0.0], False)
+
+
+def test_compare_names_a_sweeps_runs_by_its_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = find_study("decoupling").changed(games=["MinAtar/Breakout"], seeds=2)
+    place = make_up(study, tmp_path / "sweep", lambda run: 7.0 if run.label == "forbid none" else 3.0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", str(place), "--markdown"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "| MinAtar/Breakout | forbid none | 2 | 7.00 7.00 | 7.00 |" in said
+    assert "| MinAtar/Breakout | forbid rewarded | 2 | 3.00 3.00 | 3.00 |" in said

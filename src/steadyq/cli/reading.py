@@ -174,7 +174,8 @@ class CompareOptions:
     """Print the scores of several runs by environment, variant and seed; draw their curves."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders, or archives of them (.tar.xz); runs that differ only in their seed are one variant."""
+    """Run folders, or archives of them (.tar.xz); runs that differ only in their seed are one variant. A sweep's folder
+    or archive alone has the variants of its study."""
     figure: Path | None = None
     """Also draw curves into this file (.svg, .png or .pdf); the runs must then share one environment."""
     columns: tuple[str, ...] = ()
@@ -195,6 +196,7 @@ def compare(words: list[str]) -> int:
     from steadyq.report import figures
     from steadyq.report.words import shown_name
     from steadyq.suite.runs import read_runs
+    from steadyq.suite.sweep import is_sweep, read_sweep
     from steadyq.suite.tables import score_rows
     from steadyq.suite.variants import group
 
@@ -202,7 +204,11 @@ def compare(words: list[str]) -> int:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     if options.at is not None and options.at < 1:
         raise UserError(f"--at is {options.at}; it must be a step, 1 or more")
-    comparison = group(read_runs(options.runs, logs=options.figure is not None or options.at is not None))
+    if len(options.runs) == 1 and is_sweep(options.runs[0]):
+        sweep = read_sweep(options.runs[0])
+        comparison = group(sweep.runs, sweep.names)
+    else:
+        comparison = group(read_runs(options.runs, logs=options.figure is not None or options.at is not None))
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
     if (options.columns or options.title) and not options.figure:

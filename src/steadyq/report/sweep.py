@@ -43,9 +43,7 @@ def write_sweep_report(path: Path | str, out: Path | None = None) -> tuple[list[
         title=sweep.study.title,
         question=sweep.study.question,
         state=state(sweep),
-        names={
-            run.path: label for variants in sweep.cells.values() for label, runs in variants.items() for run in runs
-        },
+        names=sweep.names,
         tables=found,
         figures=[(file, words) for file, words in drawn.items() if file.suffix == ".svg"],
         shaded=sweep.study.figure == "spikes",

@@ -31,6 +31,11 @@ class Sweep:
         return [run for variants in self.cells.values() for runs in variants.values() for run in runs]
 
     @property
+    def names(self) -> dict[Path, str]:
+        """The variant of every run, by its path."""
+        return {run.path: label for variants in self.cells.values() for label, runs in variants.items() for run in runs}
+
+    @property
     def planned(self) -> int:
         """Runs of the whole study."""
         return len(self.study.games) * len(self.study.labels) * len(self.study.seeds)
