@@ -13,6 +13,7 @@ import steadyq as sq
 from steadyq import envs, presets
 from steadyq.build import draw_layout, ring_for
 from steadyq.cli import main
+from steadyq.deploy.experience import dataset_id
 from steadyq.recipe import Recipe
 from steadyq.replay.episodes import episodes_in, fill
 from steadyq.replay.minari import Dataset
@@ -97,9 +98,11 @@ def test_transitions_are_the_same_after_a_round_trip(name: str, runs: Path, tmp_
 
 
 def test_minari_itself_reads_the_dataset(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export(runs / "terminated", tmp_path / "steadyq" / "cartpole")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    dataset = minari.load_dataset("steadyq/cartpole")
+    export(runs / "terminated", tmp_path / "steadyq" / "cartpole-v0")
+    assert list(minari.list_local_datasets()) == ["steadyq/cartpole-v0"]
+    dataset = minari.load_dataset("steadyq/cartpole-v0")
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
     ring, _ = restored(runs / "terminated")
     mine = list(episodes_in(ring))
     assert dataset.total_episodes == len(mine)
@@ -111,6 +114,15 @@ def test_minari_itself_reads_the_dataset(runs: Path, tmp_path: Path, monkeypatch
         assert found.terminations.sum() + found.truncations.sum() == 1
         assert bool(found.terminations[-1]) == episode.terminated
     assert "not kept" in dataset.storage.metadata["description"]
+
+
+def test_a_datasets_name_is_one_that_minari_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
+    assert dataset_id(tmp_path / "store" / "a" / "b-v3") == "a/b-v3"
+    assert dataset_id(tmp_path / "my data") == "my-data-v0"
+    assert dataset_id(tmp_path / "mine-v2") == "mine-v2"
+    with pytest.raises(sq.UserError, match="a name ends in its version, such as mine-v0"):
+        dataset_id(tmp_path / "store" / "mine")
 
 
 def test_training_offline_starts_from_it_goes_on_after_a_stop_and_plays_nothing(runs: Path, tmp_path: Path) -> None:

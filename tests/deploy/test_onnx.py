@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from gymnasium import spaces
 
 import steadyq as sq
@@ -82,9 +83,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def states(agent: Agent, count: int) -> np.ndarray:
-    spec = agent.spec
-    noise = np.random.default_rng(0).random((count, *spec.observation_shape))
-    return (noise * spec.pixel_max).astype(spec.frame_dtype)
+    spec, chance = agent.spec, np.random.default_rng(0)
+    shape = (count, *spec.observation_shape)
+    if spec.frame_dtype == "uint8":
+        return chance.integers(0, int(spec.pixel_max), shape, endpoint=True).astype(np.uint8)
+    return chance.random(shape).astype(spec.frame_dtype)
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -107,6 +110,30 @@ def test_actions_are_the_agents_in_a_process_without_this_library(name: str, run
     np.testing.assert_array_equal(agent.act(seen[:50]), value[:50].argmax(1) + agent.spec.first_action)
     assert got["facts"][0] == agent.spec.name
     assert str(agent.spec.observation_shape[-1]) in got["facts"][1]
+
+
+@pytest.mark.parametrize("name", ["mlp", "minatar", "small cnn", "atari"])
+def test_actions_are_equal_where_no_action_is_always_the_best(name: str, runs: Path, tmp_path: Path) -> None:
+    agent = load(runs / name, device="cpu")
+    seen = states(agent, 1000)
+
+    def values() -> np.ndarray:
+        return np.concatenate([agent.q(part).numpy() for part in np.array_split(seen, 20)])
+
+    mean = torch.from_numpy(values().mean(0)).repeat_interleave(agent.ensemble.atoms)
+    (last,) = (k for k, p in agent.params.items() if k.endswith("bias") and p.shape[1:] == mean.shape)
+    agent.params[last] = agent.params[last] - mean
+    export_onnx(agent, tmp_path / "a.onnx", {})
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", options, providers=["CPUExecutionProvider"])
+    got = np.concatenate([session.run(["action"], {"observation": p})[0] for p in np.array_split(seen, 20)])
+    value = values()
+    best = np.sort(value, axis=1)
+    clear = best[:, -1] - best[:, -2] > 1e-3 * value.std()
+    assert clear.mean() > 0.95
+    assert np.bincount(value.argmax(1)).max() < 800  # several actions, each of them often
+    np.testing.assert_array_equal(got[clear], value.argmax(1)[clear] + agent.spec.first_action)
 
 
 def test_several_things_seen_at_once_are_as_many_inputs(tmp_path: Path) -> None:

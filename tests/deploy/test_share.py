@@ -88,7 +88,7 @@ def test_what_cannot_be_shared_is_refused_and_leaves_nothing(run: Path, tmp_path
     (tmp_path / "full" / "mine").touch()
     with pytest.raises(sq.UserError, match="there is something already"):
         share(run, tmp_path / "full")
-    with pytest.raises(sq.UserError, match="there is no folder"):
+    with pytest.raises(sq.UserError, match=r"there is no folder .*; a name on the hub needs --hub"):
         share(run, tmp_path / "no" / "folder")
     half = tmp_path / "half"
     half.mkdir()
@@ -106,6 +106,27 @@ def test_a_changed_weight_is_noticed(run: Path, tmp_path: Path) -> None:
     weights.write_bytes(content)
     with pytest.raises(sq.UserError, match="damaged"):
         load(tmp_path / "shared")
+
+
+def test_a_network_of_its_authors_own_is_never_imported_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from torch import nn\ndef build(shape, outputs):\n    return nn.Sequential(nn.Linear(shape[0], outputs))\n"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_network.py").write_text(text)
+    options = SHORT | {"network.kind": "own", "network.factory": "my_network:build"}
+    with monkeypatch.context() as there:
+        there.syspath_prepend(str(tmp_path / "mine"))
+        run = sq.train("dqn", env="CartPole-v1", run=tmp_path / "run", quiet=True, options=options).path
+        share(run, tmp_path / "shared", film=False)
+        load(tmp_path / "shared")
+    sys.modules.pop("my_network", None)
+    assert "imports the network my_network:build" in (tmp_path / "shared" / "README.md").read_text()
+    (tmp_path / "shared" / "my_network.py").write_text("raise SystemExit('code of the folder ran')\n")
+    monkeypatch.chdir(tmp_path / "shared")
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises(sq.UserError, match="nothing that was shared is run"):
+        load(".")
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -152,10 +152,10 @@ def test_the_example_adds_few_lines_and_its_folder_makes_a_report(
 ) -> None:
     text = (ROOT / "examples" / "cleanrl_style.py").read_text()
     assert text.count("# monitor:") == 4
-    example().main(["--steps", "3200", "--path", str(tmp_path / "good")])
+    example().main(["--steps", "4200", "--path", str(tmp_path / "good")])
     example().main(["--steps", "3200", "--learning-rate", "0.5", "--path", str(tmp_path / "bad")])
     good, bad = read(tmp_path / "good"), read(tmp_path / "bad")
-    assert [row["step"] for row in good.diagnostics] == [1005, 2001, 3001]
+    assert [row["step"] for row in good.diagnostics] == [1005, 2001, 3001, 4001]
     assert good.recipe.preset == "QNetwork"
     assert good.meta is not None
     write_report([tmp_path / "good"], tmp_path / "report.html")

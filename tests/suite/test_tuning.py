@@ -14,7 +14,17 @@ from steadyq import presets
 from steadyq.cli import main
 from steadyq.errors import UserError
 from steadyq.recipe import Recipe
-from steadyq.suite.tuning import CUT, Choice, Range, Tuning, default_space, importances, open_study, read_space
+from steadyq.suite.tuning import (
+    CUT,
+    Choice,
+    Range,
+    Tuning,
+    dearest,
+    default_space,
+    importances,
+    open_study,
+    read_space,
+)
 
 optuna = pytest.importorskip("optuna")
 
@@ -171,9 +181,35 @@ def test_a_space_may_be_written_in_sections() -> None:
 
 def test_another_search_does_not_go_into_the_folder(tmp_path: Path) -> None:
     Tuning(recipe(), SPACE, tmp_path / "t", trials=1, seeds=1).begin()
-    with pytest.raises(UserError, match="searches something else"):
+    with pytest.raises(UserError, match=r"searches something else \(seeds = 1, not seeds = 2\)"):
         Tuning(recipe(), SPACE, tmp_path / "t", trials=1, seeds=2).begin()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(UserError, match="there is something else"):
         Tuning(recipe(), SPACE, tmp_path / "mine", trials=1, seeds=1).begin()
+
+
+def test_the_dearest_of_a_space_is_what_a_search_may_cost() -> None:
+    space = {"replay.ratio": Choice((4, 8)), "replay.batch": Choice((16, 32)), "replay.every": Choice((2, 1)),
+             "optim.rate": Range(1e-4, 1e-2), "network.norm": Choice(("none", "layer"))}  # fmt: skip
+    found = dearest(space, recipe().override({"replay.every": 2}))
+    assert (found.replay.ratio, found.replay.batch, found.replay.every, found.network.norm) == (8, 32, 1, "none")
+    assert found.updates == 8 * (200 - 64)
+
+
+def test_what_is_left_is_said_first_and_one_fresh_seed_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", *WORDS, "--out", str(tmp_path / "t"), "--check", "0"]
+    for more, runs in (([], 8), (["--trials", "5"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        assert f"{runs} runs to go, 1 at a time" in said
+        assert "at the dearest of the space (144 of" in said  # ratio 2 of the default space
+    assert "4 trials have ended" in said
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--check", "1"])
+    assert ended.value.code == 2
+    assert "--check 1: a comparison needs two fresh seeds or more" in capsys.readouterr().err

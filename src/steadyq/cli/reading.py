@@ -111,7 +111,7 @@ def diagnose(words: list[str]) -> int:
     if not verdict.enough:
         OUT.print(f"{SAID['too few']}: rules need {options.thresholds.rows} in a row", style="yellow")
     elif verdict.state == "stable":
-        OUT.print(SAID["stable"], style="green")
+        OUT.print(f"{SAID['stable']} in {verdict.measurements} measurements", style="green")
     for finding in verdict.findings:
         OUT.print(Text.assemble((finding.name, "red"), f"  {LEVELS[finding.mechanism]}"), soft_wrap=True)
         OUT.print(f"  {finding.what} {finding.when()}{finding.against()}", soft_wrap=True)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,16 +58,19 @@ def tune(words: list[str]) -> int:
     rest, settings = split_settings(words, recipe_for("steady", envs.example()))
     options = parse(TuneOptions, rest)
 
+    from steadyq.errors import UserError
     from steadyq.fields import within
     from steadyq.run.files import read_text, replace_text
     from steadyq.run.loop import Interrupted, seconds_per_update
     from steadyq.run.progress import clock
     from steadyq.suite.study import file_name
-    from steadyq.suite.tuning import BEST, Tuning, check_space, default_space, optuna_module, read_space
+    from steadyq.suite.tuning import BEST, Tuning, check_space, dearest, default_space, optuna_module, read_space
 
     for name, value, least in (("trials", options.trials, 1), ("seeds", options.seeds, 1), ("jobs", options.jobs, 1)):
         within(f"--{name}", value, least, 100_000)
     within("--check", options.check, 0, 1000)
+    if options.check == 1:
+        raise UserError("--check 1: a comparison needs two fresh seeds or more; 0 leaves it out")
     optuna = optuna_module()
     recipe = recipe_for(options.preset, options.env, options.scale).override(settings)
     recipe = recipe.override({"steps": options.steps}) if options.steps is not None else recipe
@@ -76,14 +81,18 @@ def tune(words: list[str]) -> int:
     out = options.out or Path("tunings") / file_name(recipe.env, options.preset, options.scale)
     say_imports(recipe.env)
     spec = envs.spec(recipe.env, recipe.protocol)
-    runs = options.trials * options.seeds + 2 * options.check
-    updates = runs * max(0, recipe.steps - recipe.replay.warmup) * recipe.replay.ratio
-    each = seconds_per_update(recipe, spec)
-    most = clock(updates * each / options.jobs)
+    tuning = Tuning(recipe, space, out, options.trials, options.seeds, lambda text: OUT.print(text, soft_wrap=True))
+    ended = tuning.ended()
+    runs = max(0, options.trials - ended) * options.seeds + 2 * options.check
+    dear = dearest(space, recipe)
+    plain, slow = (seconds_per_update(each, spec) for each in (recipe, dear))
+    spans = [clock(runs * each.updates * time / options.jobs) for each, time in ((recipe, plain), (dear, slow))]
     for line in (
         f"{options.trials} trials x {options.seeds} seeds of {recipe.steps:,} steps, then {options.check} fresh seeds "
-        f"of the best and of the untuned recipe: {runs} runs",
-        f"at most {most} of learning, {options.jobs} at a time, at {1e3 * each:.1f} ms an update (untuned)",
+        f"of the best and of the untuned recipe" + (f"; {ended} trials have ended" if ended else ""),
+        f"{runs} runs to go, {options.jobs} at a time: {spans[0]} of learning if all were as the untuned recipe "
+        f"({recipe.updates:,} updates of {1e3 * plain:.1f} ms), {spans[1]} at the dearest of the space "
+        f"({dear.updates:,} of {1e3 * slow:.1f} ms); games are played on top, and bad trials cut short",
     ):
         OUT.print(line, soft_wrap=True)
     for name, part in space.items():
@@ -91,9 +100,8 @@ def tune(words: list[str]) -> int:
     OUT.print(f"folder: {out}", soft_wrap=True)
     if options.dry_run:
         return 0
-    tuning = Tuning(recipe, space, out, options.trials, options.seeds, lambda text: OUT.print(text, soft_wrap=True))
     study = tuning.begin()
-    others = [_another(words) for _ in range(options.jobs - 1)]
+    others = [_another(words, tuning.say) for _ in range(options.jobs - 1)]
     try:
         tuning.work()
         for process in others:
@@ -117,15 +125,26 @@ def tune(words: list[str]) -> int:
     return code
 
 
-def _another(words: list[str]) -> subprocess.Popen[bytes]:
-    """The same command beside this one, which works on trials and leaves the rest to this one."""
+def _another(words: list[str], say: Callable[[str], None]) -> subprocess.Popen[str]:
+    """The same command beside this one, which works on trials and leaves the rest to this one.
+
+    It writes into a pipe of ours, and so it ends with the next trial it speaks of where this process was killed.
+    """
     kept = [word for word in words if not word.startswith(("--jobs=", "--check="))]
     for option in ("--jobs", "--check"):
         while option in kept:
             place = kept.index(option)
             del kept[place : place + 2]
     command = [sys.executable, "-m", "steadyq", "tune", *kept, "--jobs", "1", "--check", "0"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def pass_on() -> None:
+        for line in process.stdout or ():
+            if line.startswith("trial "):
+                say(line.rstrip())
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    return process
 
 
 def _compare(

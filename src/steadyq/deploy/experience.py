@@ -1,5 +1,7 @@
 """A run's experience as a dataset that others can learn from."""
 
+import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -26,9 +28,8 @@ def export_minari(folder: RunFolder, out: Path) -> tuple[int, int]:
         raise UserError(f"{folder.path} has played nothing: its experience is {recipe.replay.dataset}")
     ring = ring_for(recipe, spec, torch.device("cpu"))
     ring.restore(read_tensors(file))
-    name = re.sub(r"[^a-z0-9]+", "-", f"{recipe.env}-{recipe.preset}".lower()).strip("-")
     about = {
-        "dataset_id": f"steadyq/{name}-v0",
+        "dataset_id": dataset_id(out),
         "algorithm_name": recipe.preset,
         "description": (
             f"What a run of steadyq {__version__} had in its replay buffer after {checkpoints[-1].name} steps on "
@@ -39,4 +40,23 @@ def export_minari(folder: RunFolder, out: Path) -> tuple[int, int]:
         "environment": recipe.env,
         "protocol": recipe.protocol.name,
     }
+    protocol = recipe.protocol
+    if recipe.env.startswith("Gymnasium/") and not (protocol.kwargs or protocol.wrappers):
+        import gymnasium
+
+        with contextlib.suppress(gymnasium.error.Error):  # a module of somebody's own, not imported here
+            about["env_spec"] = gymnasium.spec(recipe.env.partition("/")[2]).to_json()
     return write_dataset(out, spec, episodes_in(ring), about)
+
+
+def dataset_id(out: Path) -> str:
+    """What Minari calls a dataset in this folder: its place in Minari's store, elsewhere its name, with a version."""
+    home = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    place, store = out.resolve(), Path(home).resolve()
+    stored = place.is_relative_to(store)
+    name = place.relative_to(store).as_posix() if stored else place.name
+    if re.fullmatch(r"[-_\w./]+-v\d+", name):
+        return name
+    if stored:
+        raise UserError(f"--minari {out}: in Minari's store a name ends in its version, such as {out.name}-v0")
+    return re.sub(r"[^-_\w]+", "-", name) + "-v0"

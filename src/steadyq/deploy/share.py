@@ -5,7 +5,9 @@ read it; `environment.json` lets `load` do without the environment's package. Th
 """
 
 import json
+import re
 import shutil
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def share(run: Path, to: Path, *, film: bool = True) -> list[str]:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to}: there is something already; name a new folder")
     if not to.parent.is_dir():
-        raise UserError(f"--to {to}: there is no folder {to.parent}")
+        raise UserError(f"--to {to}: there is no folder {to.parent}; a name on the hub needs --hub")
     networks = recipe.explore.act_with
     folder.weights(networks)  # verified before anything is copied
     spec = envs.spec(recipe.env, recipe.protocol)
@@ -68,6 +70,7 @@ def card(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
     """The card as Markdown, with the facts that a hub reads in front; its figures come from the run's own result."""
     error = result.get("standard_error")
     score = f"{result['mean_return']:.2f}" + (f" +/- {error:.2f}" if error is not None else "")
+    spread = f"{result['mean_return']:.2f} +/- {statistics.pstdev(result['returns']):.2f}"  # as hubs have it: of games
     error_said = " (standard error)" if error is not None else ""
     front = {
         "library_name": "steadyq",
@@ -77,12 +80,15 @@ def card(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
             "results": [{
                 "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
                 "dataset": {"name": recipe.env, "type": recipe.env},
-                "metrics": [{"type": "mean_reward", "value": score, "name": "mean_reward", "verified": False}],
+                "metrics": [{"type": "mean_reward", "value": spread, "name": "mean_reward", "verified": False}],
             }],
         }],
     }  # fmt: skip
     games, random = result["episodes"], result.get("random_return")
     different, minutes = result.get("different_games", games), result["wall_seconds"] / 60
+    loading = "runs no code, and needs no emulator"
+    if recipe.network.factory:
+        loading = f"needs no emulator, but imports the network {recipe.network.factory}, which is not in here"
     lines = [
         "---",
         *(f"{name}: {json.dumps(value)}" for name, value in front.items()),
@@ -110,7 +116,7 @@ def card(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
         "```python",
         "import steadyq as sq",
         "",
-        'agent = sq.load("this folder")  # runs no code, and needs no emulator',
+        f'agent = sq.load("this folder")  # {loading}',
         "action = agent.act(observation)",
         "```",
         "",
@@ -143,5 +149,7 @@ def upload(folder: Path, repository: str) -> str:
             repo_id=repository, folder_path=folder, repo_type="model", commit_message="SteadyQ agent"
         )
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise UserError(f"--to {repository}: the hub did not take it ({str(error).splitlines()[0]})") from None
+        why = str(error).splitlines()[0]
+        login = "; `hf auth login` first" if re.match(r"40[13]\b", why) else ""
+        raise UserError(f"--to {repository}: the hub did not take it ({why}){login}") from None
     return str(getattr(done, "commit_url", done))

@@ -95,6 +95,16 @@ def origin(game: str) -> Path | None:
     return _found(module.partition(".")[0])
 
 
+def refuse_inside(name: str, folder: Path) -> None:
+    """Raise if importing `module:name` would run a file of this folder, which somebody else may have written."""
+    file = origin(name)
+    if file is not None and file.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"{folder} has a network of its author's own, {name}, and {file} is in the folder itself: nothing that was "
+            "shared is run; install the module elsewhere if you trust it"
+        )
+
+
 def folders_of(game: str, wrappers: Sequence[str] = ()) -> list[Path]:
     """The folders that have to be on the path for the game's modules to be found."""
     files = [file for name in (game, *wrappers) if (file := origin(name)) is not None]

@@ -28,16 +28,27 @@ _PARAMETERS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """What our options are called elsewhere (Stable-Baselines3, CleanRL and Tianshou), and which way helps."""
 
+_IDEAS = {
+    "operator.ceiling": "a bound on targets at the best return seen",
+    "operator.kind": "an ensemble whose members choose the action that another one values",
+    "operator.forbid": "targets that never bootstrap from the action just rewarded",
+    "ensemble.members": "a mean over several networks",
+    "estimator.kind": "a quantile or categorical loss",
+    "regulation.intervention": "a reset of the layers that spike",
+}
+"""What our switches do, for code that has no parameter like them."""
+
 
 def in_their_words(switches: tuple[Switch, ...], parameters: Mapping[str, Any]) -> tuple[Switch, ...]:
-    """The switches for somebody else's code: its own parameters where it has them, else words without our options."""
+    """The switches for somebody else's code: its own parameters where it has them, else the idea."""
     said: dict[str, str] = {}
     for option, why in switches:
         name = next((name for name in _PARAMETERS if name in option), "")
         if own := _own(name, parameters):
             said |= {text: said.get(text) or why for text in own}
         else:
-            said.setdefault(why or re.sub(r"\b\w+\.(\w+)", r"\1", option), "")
+            idea = next((idea for ours, idea in _IDEAS.items() if ours in option), "")
+            said.setdefault(idea or why or re.sub(r"\b\w+\.(\w+)", r"\1", option), "")
     return tuple(said.items())
 
 

@@ -377,7 +377,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     measurements: int
     enough: bool
-    """Whether there are as many measurements as rules need in a row."""
+    """Whether there are as many measurements as every rule needs in a row."""
 
     @property
     def state(self) -> State:
@@ -400,7 +400,7 @@ def judge(
     found = findings(diagnostics, events, thresholds=thresholds, settings=settings)
     if settings is None:
         found = [finding.in_words(parameters or {}) for finding in found]
-    return Verdict(tuple(found), len(diagnostics), len(diagnostics) >= thresholds.rows)
+    return Verdict(tuple(found), len(diagnostics), len(diagnostics) > thresholds.rows)  # growth takes one more
 
 
 def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Mapping[str, Any]) -> Finding | None:

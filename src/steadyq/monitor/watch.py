@@ -91,8 +91,12 @@ def snapshot(learner: Learner, batch: Batch, draw: Draw, previous: Params | None
         share = len(piece.action) / count
         for total, own in ((sizes, tap.sizes), (gradient_sizes, tap.gradient_sizes)):
             total |= {name: share * size + total.get(name, 0) for name, size in own.items()}
-        features = members_first(list(tap.outputs.values())[-1], learner.ensemble).detach().flatten(2)
-        features = features.view(len(features), len(piece.action), -1, features.shape[-1]).mean(2)  # over quantiles
+        outputs = list(tap.outputs.values())
+        if outputs:
+            features = members_first(outputs[-1], learner.ensemble).detach().flatten(2)
+        else:  # a network of one layer reads its values off what it sees
+            features = piece.observation.float().flatten(1).expand(learner.ensemble.members, -1, -1)
+        features = features.reshape(len(features), len(piece.action), -1, features.shape[-1]).mean(2)  # over quantiles
         q = _among_allowed(learner.estimator.q(z.detach()), piece.allowed)
         looks.append({**look, "z": z.detach(), "q": q, "features": features})
     return Snapshot(

@@ -333,5 +333,7 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
 
 
 def _near(path: Path) -> str:
+    if len(path.parts) == 2 and not path.parent.exists():
+        return f"; what is on the hub by that name comes with `hf download {path} --local-dir {path.name}`"
     siblings = [p.parent.name for p in path.parent.glob("*/recipe.toml")] if path.parent.is_dir() else []
     return f": {nearest(path.name, siblings)}" if siblings else ""

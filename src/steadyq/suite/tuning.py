@@ -116,6 +116,16 @@ def check_space(space: Space, recipe: Recipe) -> None:
             recipe.override({name: value})
 
 
+def dearest(space: Space, recipe: Recipe) -> Recipe:
+    """The recipe with each number of the space at the end where learning costs more, where it may be there."""
+    for name, part in space.items():
+        values = (part.low, part.high) if isinstance(part, Range) else part.values
+        if all(isinstance(value, int | float) for value in values):
+            with contextlib.suppress(UserError):
+                recipe = recipe.override({name: min(values) if name == "replay.every" else max(values)})
+    return recipe
+
+
 @dataclass
 class Tuning:
     """What is searched, where, and how long."""
@@ -140,11 +150,21 @@ class Tuning:
         file = self.out / DESCRIPTION
         if self.out.exists() and any(self.out.iterdir()) and not file.is_file():
             raise UserError(f"--out {self.out}: there is something else; name a new folder")
-        if file.is_file() and read_text(file) != text:
-            raise UserError(f"{self.out} searches something else ({file}); name another folder with --out")
+        if file.is_file() and (before := read_text(file)) != text:
+            lines = zip(before.splitlines(), text.splitlines(), strict=False)
+            was, now = next(((a, b) for a, b in lines if a != b), ("", ""))
+            was, now = (line.lstrip("# ") or "nothing" for line in (was, now))
+            raise UserError(f"{self.out} searches something else ({was}, not {now}); name another folder with --out")
         self.out.mkdir(parents=True, exist_ok=True)
         replace_text(file, text)
         return open_study(self.out, optuna)
+
+    def ended(self) -> int:
+        """Trials that came to an end before."""
+        if not (self.out / JOURNAL).is_file():
+            return 0
+        trials = open_study(self.out, optuna_module()).get_trials(deepcopy=False)
+        return sum(trial.state.is_finished() for trial in trials)
 
     def to_toml(self) -> str:
         """What makes this search the same search, as a file."""
