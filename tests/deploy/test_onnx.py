@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ale_py
 import gymnasium
 import numpy as np
 import onnxruntime
@@ -16,7 +17,7 @@ import steadyq as sq
 from steadyq import presets
 from steadyq.agent import Agent, load
 from steadyq.cli import main
-from steadyq.deploy.onnx import export_onnx
+from steadyq.deploy.onnx import by_area, export_onnx
 from steadyq.recipe import Recipe
 from steadyq.run.loop import train
 
@@ -134,6 +135,44 @@ def test_actions_are_equal_where_no_action_is_always_the_best(name: str, runs: P
     assert clear.mean() > 0.95
     assert np.bincount(value.argmax(1)).max() < 800  # several actions, each of them often
     np.testing.assert_array_equal(got[clear], value.argmax(1)[clear] + agent.spec.first_action)
+
+
+@pytest.mark.parametrize("game", ["breakout", "ms_pacman"])
+def test_an_emulators_screens_become_what_the_agent_saw(game: str, runs: Path, tmp_path: Path) -> None:
+    """One emulator resizes its screens, another shows them as they are; the file must see the same in both."""
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(runs / "small cnn"), "--onnx", str(tmp_path / "a.onnx"), "--screens"])
+    assert ended.value.code == 0
+    agent = load(runs / "small cnn", device="cpu")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    assert "resized by area inside" in session.get_modelmeta().custom_metadata_map["observation"]
+
+    def emulator(height: int, width: int) -> Any:
+        return ale_py.AtariVectorEnv(
+            game, num_envs=1, img_height=height, img_width=width, grayscale=True, maxpool=True, stack_num=4,
+            frameskip=4, noop_max=0, use_fire_reset=False, episodic_life=False, repeat_action_probability=0.0,
+        )  # fmt: skip
+
+    plain, resized = emulator(210, 160), emulator(84, 84)
+    chance, away, worst, same = np.random.default_rng(0), 0, 0.0, 0
+    shown, seen = plain.reset(seed=1)[0], resized.reset(seed=1)[0]
+    rows, columns = by_area(210, 84), by_area(160, 84)
+    for _ in range(100):
+        both = np.repeat(shown[:, :, None], 2, axis=2)
+        both[:, :, 0] //= 2  # the other frame is darker: the larger pixel counts
+        action, value = session.run(["action", "value"], {"screens": both})
+        worst = max(worst, float(np.abs(value - agent.q(seen).numpy()).max()))
+        same += int(action[0] == agent.act(seen[0]))
+        mine = (rows @ torch.from_numpy(shown[0, -1]).float() @ columns.T).round().numpy()
+        away += int((np.abs(mine - seen[0, -1]) > 0).sum())
+        assert np.abs(mine - seen[0, -1]).max() <= 1
+        number = np.array([chance.integers(plain.single_action_space.n)])
+        shown, seen = plain.step(number)[0], resized.step(number)[0]
+    assert away <= 100 * 84 * 84 / 5000
+    assert worst < 1e-4
+    assert same >= 99
+    with pytest.raises(sq.UserError, match="this one plays Gymnasium/CartPole-v1"):
+        export_onnx(load(runs / "mlp", device="cpu"), tmp_path / "b.onnx", {}, screens=True)
 
 
 def test_several_things_seen_at_once_are_as_many_inputs(tmp_path: Path) -> None:

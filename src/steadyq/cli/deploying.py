@@ -28,6 +28,8 @@ class ExportOptions:
     """Run folder."""
     onnx: Path | None = None
     """ONNX file to write."""
+    screens: bool = False
+    """Atari: the file takes the emulator's own gray screens, and takes their maximum and resizes them itself."""
     minari: Path | None = None
     """Folder of the Minari dataset to write."""
     networks: Literal["acting", "online", "target"] = "acting"
@@ -43,16 +45,20 @@ def export(words: list[str]) -> int:
     if options.onnx is None and options.minari is None:
         raise UserError("export needs --onnx FILE or --minari FOLDER")
     check_file("--onnx", options.onnx)
+    if options.screens and options.onnx is None:
+        raise UserError("--screens is what an ONNX file takes: name it with --onnx")
     folder = RunFolder(options.run)
     say_imports_of(folder.recipe)
     if options.onnx is not None:
-        _export_onnx(folder, options.onnx, options.networks)
+        _export_onnx(folder, options.onnx, options.networks, options.screens)
     if options.minari is not None:
         _export_minari(folder, options.minari)
     return 0
 
 
-def _export_onnx(folder: "RunFolder", file: Path, networks: Literal["acting", "online", "target"]) -> None:
+def _export_onnx(
+    folder: "RunFolder", file: Path, networks: Literal["acting", "online", "target"], screens: bool
+) -> None:
     from steadyq.agent import load
     from steadyq.deploy.onnx import export_onnx
 
@@ -61,7 +67,7 @@ def _export_onnx(folder: "RunFolder", file: Path, networks: Literal["acting", "o
     about = {"preset": recipe.preset, "protocol": recipe.protocol.name, "seed": recipe.seed, "steps": agent.step}
     if (result := folder.result) is not None:
         about |= {"mean_return": result["mean_return"], "evaluation_games": result["episodes"]}
-    given = export_onnx(agent, file, about)
+    given = export_onnx(agent, file, about, screens)
     size = file.stat().st_size / 1e6
     OUT.print(f"wrote    {file} ({size:.1f} MB): {', '.join(given)} -> action, value", soft_wrap=True)
 

@@ -15,17 +15,22 @@ from steadyq.agent import Agent
 from steadyq.errors import UserError
 from steadyq.run.files import replace_bytes
 
+SCREEN = (210, 160)
+"""Rows and columns of the emulator's screen."""
 EXTRA = "pip install 'steadyq[onnx]'"
 
 
 class Exported(nn.Module):
     """What the file computes: pixels scaled and laid out, all members, the rule by which they act."""
 
+    rows: Tensor
+    columns: Tensor
     choices: Tensor | None
     """[action, choice] what each action is made of, where that is more than a number."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, screens: bool = False) -> None:
         super().__init__()
+        self.screens = screens
         self.ensemble = replace(agent.ensemble, form="loop", dtype=torch.float32, packing=None)
         self.estimator, self.acting, self.spec = agent.estimator, agent.acting, agent.spec
         self.names = list(agent.params)
@@ -35,10 +40,14 @@ class Exported(nn.Module):
         table = [actions[n].tolist() for n in range(actions.count)] if actions is not None and actions.choices else None
         self.register_buffer("choices", None if table is None else torch.tensor(table))
         self.inputs = self._inputs(agent)
+        for side, pixels in (("rows", SCREEN[0]), ("columns", SCREEN[1])) if screens else ():
+            self.register_buffer(side, by_area(pixels, agent.spec.frame_shape[-1]))
 
     def _inputs(self, agent: Agent) -> dict[str, "Input"]:
         """What the file is given, by name: `observation`, or each of several parts."""
         spec, packing = agent.spec, agent.ensemble.packing
+        if self.screens:
+            return {"screens": Input((spec.stack, 2, *SCREEN), "uint8", spec.pixel_max)}
         if packing is None or spec.seen is None:
             return {"observation": Input(self.shown, spec.frame_dtype, spec.pixel_max)}
         images = [image for image in spec.seen.images if image is not None]
@@ -63,7 +72,10 @@ class Exported(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
         """The action of each observation, as the environment counts them, and the values behind it."""
         observation = given[0]
-        if "observation" not in self.inputs:
+        if self.screens:
+            seen = self.rows @ observation.amax(2).float() @ self.columns.T
+            observation = seen.round().to(torch.uint8)
+        elif "observation" not in self.inputs:
             observation = torch.cat([x.row(part) for x, part in zip(self.inputs.values(), given, strict=True)], 1)
         elif self.shown != self.spec.observation_shape:  # channels last
             observation = observation.movedim(-1, -3)
@@ -81,6 +93,14 @@ class Exported(nn.Module):
             (torch.rand(batch, *x.shape, generator=generator) * x.highest).to(getattr(torch, x.dtype))
             for x in self.inputs.values()
         )
+
+
+def by_area(pixels: int, wanted: int) -> Tensor:
+    """[wanted, pixels] what a line of pixels becomes when it is resized by area, as ALE and OpenCV do it."""
+    edge = torch.arange(wanted + 1, dtype=torch.float64) * pixels / wanted
+    first = torch.arange(pixels, dtype=torch.float64)
+    covered = torch.minimum(edge[1:, None], first + 1) - torch.maximum(edge[:-1, None], first)
+    return (covered.clamp(min=0) * wanted / pixels).float()
 
 
 @dataclass(frozen=True)
@@ -103,19 +123,22 @@ class Input:
         return f"{self.dtype} [batch, {', '.join(map(str, self.shape))}]"
 
 
-def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
+def export_onnx(agent: Agent, file: Path, about: Mapping[str, Any], screens: bool = False) -> tuple[str, ...]:
     """Write the agent to an ONNX file and return the names of its inputs; `about` goes into its metadata.
 
     Input `observation[batch, ...]`, or `vector`, `image`, ... where it is several things; outputs `action[batch]`
     (`[batch, choice]` where an action is several choices) and `value[batch, action]`. Raises `UserError` where the
-    packages that write ONNX are missing.
+    packages that write ONNX are missing. With `screens` an Atari agent's input is `screens[batch, step, 2, 210, 160]`:
+    the emulator's own, gray, after the last two frames of each of the last steps.
     """
+    if screens and not agent.spec.name.startswith("Atari/"):
+        raise UserError(f"only Atari's agents can be given an emulator's screens, this one plays {agent.spec.name}")
     try:
         import onnx
         import onnxscript  # noqa: F401  (PyTorch's exporter writes with it)
     except ImportError as error:
         raise UserError(f"exporting to ONNX needs the package {error.name}: {EXTRA}") from None
-    module = Exported(agent).eval()
+    module = Exported(agent, screens).eval()
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
@@ -144,6 +167,10 @@ def _rule(module: Exported) -> str:
     frames = f", {spec.stack} frames stacked, the newest last" if spec.stack > 1 else ""
     scaled = f", divided by {spec.pixel_max:g} inside" if spec.pixel_max != 1 else ""
     laid = spec.seen.rule if spec.seen is not None else ""
+    if module.screens:
+        laid = "of each step the gray screens after its last two frames; the larger of both, resized by area inside"
+    elif spec.name.startswith("Atari/"):
+        laid = "of each step the larger of the gray screens after its last two frames, resized by area"
     inputs = ", ".join(f"{name} {x.words}" if len(module.inputs) > 1 else x.words for name, x in module.inputs.items())
     return f"{inputs}{frames}{scaled}" + (laid and f"; {laid}")
 
