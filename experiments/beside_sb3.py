@@ -246,7 +246,7 @@ def table(runs: list[Run]) -> str:
                 found = statistics.improvement_interval(final, ours) if intervals_possible(ours) else None
                 chance = f"{statistics.probability_of_improvement(final, ours):.2f}"
                 chance += f" ({found.low:.2f} to {found.high:.2f})" if found else ""
-            cells = [f"{statistics.mean(each):.1f} | {span(each)}" for each in (final, whole)]
+            cells = [f"{statistics.mean(each):.3g} | {span(each)}" for each in (final, whole)]
             steps = f"{env.partition('/')[2]}, {STEPS[env]:,} steps"
             lines.append(f"| {steps} | `{name}` | {len(own)} | {' | '.join(cells)} | {chance} |")
     return "\n".join(lines) + "\n"
@@ -255,7 +255,7 @@ def table(runs: list[Run]) -> str:
 def span(scores: Scores) -> str:
     """The interval of the mean over seeds."""
     found = interval_of(scores, statistics.mean)
-    return "-" if found is None else f"{found.low:.1f} to {found.high:.1f}"
+    return "-" if found is None else f"{found.low:.3g} to {found.high:.3g}"
 
 
 def main(arguments: list[str] | None = None) -> None:

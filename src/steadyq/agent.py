@@ -106,15 +106,14 @@ def load(
     """Load the agent of a run from its newest checkpoint: the networks that acted in training, or those asked for.
 
     `best` are those that acted best in an evaluation on the way (`evaluation.every`).
-    `verify=False` does not compare the checkpoint with its digests. No code of a shared folder runs: a network of
-    somebody's own is imported from your Python path alone.
+    `verify=False` does not compare the checkpoint with its digests. No code that lies in the folder runs:
+    a network or environment of somebody's own is imported from elsewhere on the Python path alone.
     """
     folder = RunFolder(path, verify)
     recipe = folder.recipe.override({"compute.device": device})
     if device_for(recipe).type == "cpu":  # what a run computed in on a GPU does not bind its agent
         recipe = recipe.override({"compute.precision": "auto", "compute.form": "auto"})
-    if (folder.path / ENVIRONMENT).is_file() and recipe.network.factory:
-        refuse_inside(recipe.network.factory, folder.path)
+    refuse_inside(folder.path, recipe.env, *recipe.protocol.wrappers, recipe.network.factory)
     spec = _spec(folder, recipe)
     params, step = folder.weights(recipe.explore.act_with if networks == "acting" else networks)
     where = device_for(recipe)

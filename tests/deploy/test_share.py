@@ -125,7 +125,10 @@ def test_a_network_of_its_authors_own_is_never_imported_from_the_folder(
     (tmp_path / "shared" / "my_network.py").write_text("raise SystemExit('code of the folder ran')\n")
     monkeypatch.chdir(tmp_path / "shared")
     monkeypatch.syspath_prepend(".")
-    with pytest.raises(sq.UserError, match="nothing that was shared is run"):
+    with pytest.raises(sq.UserError, match="nothing in there is run"):
+        load(".")
+    (tmp_path / "shared" / "environment.json").unlink()  # as if it were a run of one's own
+    with pytest.raises(sq.UserError, match="nothing in there is run"):
         load(".")
 
 

@@ -15,6 +15,7 @@ from steadyq.build import computing, device_for, draw_layout, learner_for, ring_
 from steadyq.device.capture import to_device
 from steadyq.device.kernels.triton import compiling_ahead
 from steadyq.envs.vector import EnvSpec
+from steadyq.nets import Ensemble
 from steadyq.recipe import Recipe
 from steadyq.run.update import Draws, Learning
 from steadyq.value.learner import Learner
@@ -62,22 +63,27 @@ class Eager(Learner):
         return torch.stack(norms)
 
 
-def preset_times(recipe: Recipe, budget: float = 0.5) -> Row:
-    """Milliseconds of one update: drawing, sampling, learning and priorities; as it trains, and eagerly."""
+def update_times(recipe: Recipe, budget: float = 0.5) -> tuple[float, Ensemble]:
+    """Milliseconds of one update as it trains: drawing, sampling, learning and priorities; and the networks."""
     device, spec = device_for(recipe), envs.spec(recipe.env, recipe.protocol)
-
-    def learning(recipe: Recipe, kind: type[Learner] = Learner) -> Learning:
-        learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, kind=kind)
-        ring = noisy(ring_for(recipe, spec, device), spec, recipe.replay.capacity)
-        return Learning(learner, ring, draw_layout(recipe, spec))
-
     if device.type == "cuda":
         with compiling_ahead(device):  # of something to throw away
-            update_of(recipe, spec, learning(recipe), captured=False)()
-    ours = learning(recipe)
-    ensemble = ours.learner.ensemble
+            update_of(recipe, spec, _learning(recipe, spec, device), captured=False)()
+    ours = _learning(recipe, spec, device)
     backends(recipe.compute.precision != "fp32", search=False)
-    fast = milliseconds(update_of(recipe, spec, ours), device, budget=budget)
+    return milliseconds(update_of(recipe, spec, ours), device, budget=budget), ours.learner.ensemble
+
+
+def _learning(recipe: Recipe, spec: EnvSpec, device: torch.device, kind: type[Learner] = Learner) -> Learning:
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, kind=kind)
+    ring = noisy(ring_for(recipe, spec, device), spec, recipe.replay.capacity)
+    return Learning(learner, ring, draw_layout(recipe, spec))
+
+
+def preset_times(recipe: Recipe, budget: float = 0.5) -> Row:
+    """One update of a preset, as it trains and eagerly."""
+    device, spec = device_for(recipe), envs.spec(recipe.env, recipe.protocol)
+    fast, ensemble = update_times(recipe, budget)
     row = {
         "preset": recipe.preset,
         "env": recipe.env,
@@ -89,7 +95,9 @@ def preset_times(recipe: Recipe, budget: float = 0.5) -> Row:
     }
     backends(False, search=True)
     eager = recipe.override(EAGER)
-    slow = milliseconds(update_of(eager, spec, learning(eager, Eager), captured=False), device, budget=budget, warm=3)
+    slow = milliseconds(
+        update_of(eager, spec, _learning(eager, spec, device, Eager), captured=False), device, budget=budget, warm=3
+    )
     return row | {"update_ms": fast, "eager_ms": slow}
 
 

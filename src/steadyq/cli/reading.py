@@ -109,7 +109,7 @@ def diagnose(words: list[str]) -> int:
     measured = f"{plural(verdict.measurements, 'measurement')} to step {last:,}"
     OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
     if not verdict.enough:
-        OUT.print(f"{SAID['too few']}: rules need {options.thresholds.rows} in a row", style="yellow")
+        OUT.print(f"{SAID['too few']}: it takes {options.thresholds.rows + 1}", style="yellow")
     elif verdict.state == "stable":
         OUT.print(f"{SAID['stable']} in {verdict.measurements} measurements", style="green")
     for finding in verdict.findings:
@@ -204,11 +204,12 @@ def compare(words: list[str]) -> int:
         raise UserError("compare needs run folders, for example `steadyq compare runs/*`")
     if options.at is not None and options.at < 1:
         raise UserError(f"--at is {options.at}; it must be a step, 1 or more")
+    logs = options.figure is not None or options.at is not None
     if len(options.runs) == 1 and is_sweep(options.runs[0]):
-        sweep = read_sweep(options.runs[0])
+        sweep = read_sweep(options.runs[0], logs)
         comparison = group(sweep.runs, sweep.names)
     else:
-        comparison = group(read_runs(options.runs, logs=options.figure is not None or options.at is not None))
+        comparison = group(read_runs(options.runs, logs))
     games = sorted({cell.env for cell in comparison.cells})
     check_file("--figure", options.figure)
     if (options.columns or options.title) and not options.figure:

@@ -12,6 +12,7 @@ import tyro
 
 from steadyq.cli.options import parse, split_settings
 from steadyq.cli.terminal import OUT, say_imports
+from steadyq.errors import UserError
 
 FRESH = 1000
 """The first of the seeds on which the best recipe is compared with the one that it came from."""
@@ -58,7 +59,6 @@ def tune(words: list[str]) -> int:
     rest, settings = split_settings(words, recipe_for("steady", envs.example()))
     options = parse(TuneOptions, rest)
 
-    from steadyq.errors import UserError
     from steadyq.fields import within
     from steadyq.run.files import read_text, replace_text
     from steadyq.run.loop import Interrupted, seconds_per_update

@@ -103,7 +103,8 @@ def card(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
         "|---|---|",
         f"| mean return | {score}{error_said}, {games} full games, {different} different |",
         *([f"| a random policy | {random:.2f} |"] if random is not None else []),
-        f"| protocol | `{recipe.protocol.name}`, epsilon {recipe.evaluation.epsilon:g} in evaluation |",
+        f"| protocol | `{recipe.protocol.name}`: {recipe.protocol.rules}; epsilon {recipe.evaluation.epsilon:g} in "
+        "evaluation |",
         f"| members | {recipe.ensemble.members} |",
         f"| training | {result['updates']:,} updates, {minutes:.1f} minutes on {_machine(result)} |",
         f"| versions | {', '.join(f'{name} {version}' for name, version in result['versions'].items())} |",

@@ -95,14 +95,15 @@ def origin(game: str) -> Path | None:
     return _found(module.partition(".")[0])
 
 
-def refuse_inside(name: str, folder: Path) -> None:
-    """Raise if importing `module:name` would run a file of this folder, which somebody else may have written."""
-    file = origin(name)
-    if file is not None and file.resolve().is_relative_to(folder.resolve()):
-        raise UserError(
-            f"{folder} has a network of its author's own, {name}, and {file} is in the folder itself: nothing that was "
-            "shared is run; install the module elsewhere if you trust it"
-        )
+def refuse_inside(folder: Path, *names: str) -> None:
+    """Raise if importing what any `module:name` names would run a file of this folder, whoever wrote that."""
+    for name in names:
+        file = origin(name)
+        if file is not None and file.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{folder} names code of its author's own, {name}, and {file} is in the folder itself: nothing in "
+                "there is run; install the module elsewhere if you trust it"
+            )
 
 
 def folders_of(game: str, wrappers: Sequence[str] = ()) -> list[Path]:

@@ -94,8 +94,7 @@ def compare(
             frameon=False,
             borderaxespad=0.2,
         )
-        said = "\n".join(textwrap.wrap(_statement(everyone, variants), width=65 * len(columns)))
-        figure.supxlabel(said, x=0.01, ha="left", fontsize=7.5, color="#555555")
+        say_below(figure, _statement(everyone, variants), 65 * len(columns))
         save(figure, out)
 
 
@@ -105,6 +104,12 @@ def drawing() -> Any:
         return importlib.import_module("matplotlib")
     except ImportError as missing:
         raise UserError("a figure needs the extra: pip install 'steadyq[figures]'") from missing
+
+
+def say_below(figure: Any, said: str, width: int) -> None:
+    """Put what a figure shows below it, in lines of so many letters."""
+    wrapped = "\n".join(textwrap.wrap(said, width))
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color="#555555")
 
 
 def save(figure: Any, out: Path) -> None:

@@ -3,7 +3,6 @@
 Every figure states its games, seeds and protocol. Seeds are the only replication: bands and bars resample them.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from steadyq.report.figures import (
     drawing,
     finish_axes,
     save,
+    say_below,
     thousands,
 )
 from steadyq.report.spikes import spike_map
@@ -304,8 +304,7 @@ def _words(figure: Any, title: str, handles: Any, labels: Sequence[str], said: s
         frameon=False,
         borderaxespad=0.2,
     )
-    wrapped = "\n".join(textwrap.wrap(said, width=int(across * 52)))
-    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color="#555555")
+    say_below(figure, said, 52 * across)
 
 
 def _nothing() -> Any:

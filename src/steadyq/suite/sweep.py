@@ -79,13 +79,13 @@ def is_sweep(path: Path) -> bool:
         return _top(place) is not None
 
 
-def read_sweep(path: Path | str) -> Sweep:
-    """Read a sweep folder, or an archive of one."""
+def read_sweep(path: Path | str, logs: bool = True) -> Sweep:
+    """Read a sweep folder, or an archive of one; without `logs` no more than recipes and results."""
     path = Path(path)
     if split(path) is None:
-        return _read(path, path, None)
+        return _read(path, path, None, logs)
     with unpacked(path) as place:
-        return _read(_top(place) or place, path, path)
+        return _read(_top(place) or place, path, path, logs)
 
 
 def _top(place: Path) -> Path | None:
@@ -93,14 +93,14 @@ def _top(place: Path) -> Path | None:
     return next((each for each in (place, *place.iterdir()) if (each / STUDY_FILE).is_file()), None)
 
 
-def _read(folder: Path, path: Path, archive: Path | None) -> Sweep:
+def _read(folder: Path, path: Path, archive: Path | None, logs: bool) -> Sweep:
     study = sweep_study(folder)
     cells: dict[str, dict[str, tuple[Run, ...]]] = {}
     for env in study.games:
         for label in study.labels:
             names = [run_name(env, label if study.variants else "", seed) for seed in study.seeds]
             runs = tuple(
-                replace(read(folder / name), path=path / name, archive=archive)
+                replace(read(folder / name, logs), path=path / name, archive=archive)
                 for name in names
                 if RunFolder(folder / name).begun
             )
