@@ -68,13 +68,14 @@ def update_times(recipe: Recipe, budget: float = 0.5) -> tuple[float, Ensemble]:
     device, spec = device_for(recipe), envs.spec(recipe.env, recipe.protocol)
     if device.type == "cuda":
         with compiling_ahead(device):  # of something to throw away
-            update_of(recipe, spec, _learning(recipe, spec, device), captured=False)()
-    ours = _learning(recipe, spec, device)
+            update_of(recipe, spec, learning_of(recipe, spec, device), captured=False)()
+    ours = learning_of(recipe, spec, device)
     backends(recipe.compute.precision != "fp32", search=False)
     return milliseconds(update_of(recipe, spec, ours), device, budget=budget), ours.learner.ensemble
 
 
-def _learning(recipe: Recipe, spec: EnvSpec, device: torch.device, kind: type[Learner] = Learner) -> Learning:
+def learning_of(recipe: Recipe, spec: EnvSpec, device: torch.device, kind: type[Learner] = Learner) -> Learning:
+    """A recipe's learning step over a replay buffer full of noise."""
     learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, kind=kind)
     ring = noisy(ring_for(recipe, spec, device), spec, recipe.replay.capacity)
     return Learning(learner, ring, draw_layout(recipe, spec))
@@ -96,7 +97,7 @@ def preset_times(recipe: Recipe, budget: float = 0.5) -> Row:
     backends(False, search=True)
     eager = recipe.override(EAGER)
     slow = milliseconds(
-        update_of(eager, spec, _learning(eager, spec, device, Eager), captured=False), device, budget=budget, warm=3
+        update_of(eager, spec, learning_of(eager, spec, device, Eager), captured=False), device, budget=budget, warm=3
     )
     return row | {"update_ms": fast, "eager_ms": slow}
 

@@ -28,7 +28,7 @@ def layer_times(case: Case, rates: Rates, device: torch.device) -> list[dict[str
         if not first or conv.size == 1:  # nobody wants the observation's; a shortcut's is part of its neighbour's
             del passes["input gradient"]
         times = {
-            name: milliseconds(_captured(run, device), device, budget=0.2) / LAUNCHES for name, run in passes.items()
+            name: milliseconds(captured(run, device), device, budget=0.2) / LAUNCHES for name, run in passes.items()
         }
         floor = floor_ms(conv, case.members, shown, rates)
         rows.append({"layers": names, "shape": _shape(conv), "ms": times, "floor_ms": floor})
@@ -72,7 +72,7 @@ def _passes(conv: Conv, members: int, shown: int, device: torch.device) -> dict[
     }
 
 
-def _captured(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     """Many launches in one graph, as in an update: the host's time to start one would hide the small ones."""
     nothing = torch.zeros((), device=device)
 

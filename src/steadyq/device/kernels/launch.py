@@ -16,7 +16,7 @@ from steadyq.device.kernels.programs import (
     weight_strip_kernel,
     weight_tile_kernel,
 )
-from steadyq.device.kernels.tiles import Config, config_for, power, precision
+from steadyq.device.kernels.tiles import MEASURED, Config, config_for, power, precision
 from steadyq.device.kernels.triton import launch, triton
 from steadyq.errors import UserError
 
@@ -174,7 +174,8 @@ def run_input_gradient(
     half = ((height + 1) // 2) * ((width + 1) // 2)
     if config is None:
         config = config_for("spread", kernel, stride, height, channels, outputs, g.dtype)
-        if g.dtype != torch.float32 and members * g.shape[1] * half * triton.cdiv(channels, 32) > 2**17:
+        many = members * g.shape[1] * half * triton.cdiv(channels, 32) > 2**17
+        if many and g.dtype != torch.float32 and ("spread", kernel, stride, height, channels, outputs) not in MEASURED:
             config = replace(config, block_m=128)  # enough programs are left
     short, short_weight = (g, packed) if side is None else (_matching(side[0], g), _packed(side[1]))
     block_n = min(config.block_n, power(channels))
