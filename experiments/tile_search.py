@@ -68,7 +68,9 @@ def passes(conv: Conv, members: int, batch: int, first: bool) -> Iterator[Pass]:
     def back(w: Tensor, m: int, padding: int) -> Tensor:
         return torch.nn.grad.conv2d_input(seen[m].shape, w[m].float(), slope[m], stride, padding)
 
-    yield Pass(("forward", *key), lambda c: launch.run_forward(x, weight, bias, stride=stride, relu=True, config=c), forward)
+    yield Pass(
+        ("forward", *key), lambda c: launch.run_forward(x, weight, bias, stride=stride, relu=True, config=c), forward
+    )
     if not first and size > 1:
         short = (random(members, conv.outputs, 1, 1, conv.inputs) * scale).permute(0, 1, 4, 2, 3)
         side = (g, short) if stride == 2 else None
@@ -85,9 +87,7 @@ def passes(conv: Conv, members: int, batch: int, first: bool) -> Iterator[Pass]:
     yield Pass(
         ("weight", *key),
         lambda c: launch.run_weight_gradient(x, g, size, stride, c)[0],
-        lambda: each(
-            lambda m: torch.nn.grad.conv2d_weight(seen[m], weight[m].shape, slope[m], stride, conv.padding)
-        ),
+        lambda: each(lambda m: torch.nn.grad.conv2d_weight(seen[m], weight[m].shape, slope[m], stride, conv.padding)),
     )
 
 
@@ -102,7 +102,7 @@ def candidates(layer: Layer) -> Iterator[Config]:
     if kind == "weight":
         taps = kernel * kernel * channels
         for m, n, k, programs in itertools.product((32, 64, 128), (32, 64, 128), (64, 128), (132, 264, 528)):
-            if m <= power(taps) and n <= power(outputs) and 2048 <= m * n:
+            if m <= power(taps) and n <= power(outputs) and m * n >= 2048:
                 warps = 8 if m * n > 64 * 128 else 4
                 yield Config(block_m=m, block_n=n, block_k=k, programs=programs, warps=warps, stages=3)
     elif channels >= 16:
@@ -193,8 +193,8 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps({"tiles": found, "machine": provenance()}) + "\n")
     if args.write and rows:
-        text = args.write.read_text()
-        args.write.write_text(text.replace("MEASURED: dict[Layer, Config] = {\n", "MEASURED: dict[Layer, Config] = {\n" + "\n".join(rows) + "\n"))
+        text, head = args.write.read_text(), "MEASURED: dict[Layer, Config] = {\n"
+        args.write.write_text(text.replace(head, head + "\n".join(rows) + "\n"))
 
 
 if __name__ == "__main__":

@@ -41,16 +41,19 @@ def main() -> None:
         torch.cuda.synchronize()
     trace = Path("update-trace.json")
     seen.export_chrome_trace(str(trace))
-    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("cat") in kinds]
     trace.unlink()
     events.sort(key=lambda e: e["ts"])
     each = len(events) // REPLAYS
     last, totals = events[-each:], defaultdict[str, float](float)
     start, rows = last[0]["ts"], []
     for event in last:
-        grid = event["args"].get("grid")
-        rows.append([round(event["ts"] - start, 1), round(event["dur"], 1), event["args"].get("stream"), grid, event["name"][:90]])
-        totals[event["name"][:60]] += event["dur"]
+        where, name = event["args"], event["name"]
+        rows.append(
+            [round(event["ts"] - start, 1), round(event["dur"], 1), where["stream"], where.get("grid"), name[:90]]
+        )
+        totals[name[:60]] += event["dur"]
     for row in rows:
         print(*row)
     print(f"{alone:.3f} ms an update; {each} kernels, {sum(totals.values()) / 1e3:.3f} ms of them")
