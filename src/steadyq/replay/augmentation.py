@@ -54,12 +54,9 @@ def augmented(batch: Batch, draw: Draw) -> Batch:
     if future is not None:
         seen = moved(future.observation.flatten(0, 1), draw.shift[2:].flatten(0, 1), draw.intensity[2:].flatten())
         future = replace(future, observation=seen.view_as(future.observation))
-    return replace(
-        batch,
-        observation=moved(batch.observation, draw.shift[0], draw.intensity[0]),
-        next_observation=moved(batch.next_observation, draw.shift[1], draw.intensity[1]),
-        future=future,
-    )
+    both = torch.cat((batch.observation, batch.next_observation))
+    here, there = moved(both, draw.shift[:2].flatten(0, 1), draw.intensity[:2].flatten()).chunk(2)
+    return replace(batch, observation=here, next_observation=there, future=future)
 
 
 def moved(images: Tensor, shift: Tensor, intensity: Tensor) -> Tensor:

@@ -127,12 +127,13 @@ class Ring:
         own = self.reward[index]
         reward, discount, last = self._window(index, own, draw)
         after = last if self.overlap else self._shift(last, 1)
+        here, there = self.observation(torch.cat((index, after))).chunk(2)  # one gather, not two
         return Batch(
-            observation=self.observation(index),
+            observation=here,
             action=self.action[index],
             reward=reward,
             discount=discount,
-            next_observation=self.observation(after),
+            next_observation=there,
             weight=weight,
             index=index,
             stamp=stamp,
@@ -144,7 +145,7 @@ class Ring:
 
     def _future(self, index: Tensor) -> Future:
         """What the steps from the given slots on did and led to; the frame after a termination is not kept."""
-        slots = torch.stack([self._shift(index, k) for k in range(self.future + 1)])  # [step + 1, batch]
+        slots = self._shift(index, torch.arange(self.future + 1, device=self.device)[:, None])  # [step + 1, batch]
         end = self.end[slots[:-1]]
         over = (end != RUNNING).cumsum(0) - (end != RUNNING).long() > 0  # before the step
         seen = self.observation(slots[1:].flatten())  # [step * batch, ...]
@@ -158,7 +159,7 @@ class Ring:
         if self.n == 1:
             return own, draw.gamma * (self.end[index] != TERMINATED), index
         powers = draw.gamma**self._counting
-        window = torch.stack([self._shift(index, k) for k in range(self.n)], dim=1)  # [batch, n]
+        window = self._shift(index[:, None], torch.arange(self.n, device=self.device))  # [batch, n]
         ended = self.end[window] != RUNNING
         # A step counts while no earlier step of the window ended the trajectory.
         counts = (ended.cumsum(1) - ended.long() == 0) & (self._counting[1:] <= draw.horizon)

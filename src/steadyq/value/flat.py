@@ -52,8 +52,7 @@ class Flat:
         steps = self.views(self.steps) if by_unit else dict(zip(self.shapes, self.steps.unbind(1), strict=True))
         self.adam = AdamState(first, second, steps)
         self.dtype, self.exact = dtype, exact
-        padding = torch.zeros(self.members, BLOCK, device=self.device)
-        self.zeros = {each: padding.to(each) for each in (dtype, torch.float32)}
+        self.joins: dict[int, Tensor] = {}  # by their start, what small tensors' gradients are joined in
         self.low = None if dtype == torch.float32 else (self._buffer(dtype), self._buffer(dtype))
         self.online_low, self.target_low = self.online, self.target
         if self.low is not None:
@@ -103,7 +102,7 @@ class Flat:
         """Where in the buffers each stretch of gradient belongs, [member, count]: large tensors as they are, the many
         small ones of one precision between them joined into one.
         """
-        found: list[tuple[int, list[Tensor]]] = []
+        found: list[tuple[int, list[tuple[str, Tensor]]]] = []
         joining: torch.dtype | None = None
         for name, g in gradient.items():
             flat = (g.permute(0, 1, 3, 4, 2) if g.dim() == 5 else g).flatten(1)
@@ -111,12 +110,27 @@ class Flat:
             large = flat.shape[1] >= LARGE
             if large or joining != dtype:
                 found.append((self.starts[name], []))
-            if large:
-                found[-1][1].append(flat)
-            else:
-                found[-1][1].extend((flat.to(dtype), self.zeros[dtype][:, : -flat.shape[1] % BLOCK]))
+            found[-1][1].append((name, flat))
             joining = None if large else dtype
-        return [(start, parts[0] if len(parts) == 1 else torch.cat(parts, 1)) for start, parts in found]
+        return [
+            (start, parts[0][1] if parts[0][1].shape[1] >= LARGE else self.joined(start, parts))
+            for start, parts in found
+        ]
+
+    def joined(self, start: int, parts: list[tuple[str, Tensor]]) -> Tensor:
+        """Small neighbours side by side, each at its place, nothing between them: one launch copies many of them."""
+        last, g = parts[-1]
+        dtype, end = torch.float32 if last in self.exact else self.dtype, self.starts[last] + g.shape[1]
+        if start not in self.joins:
+            count = -(-(end - start) // BLOCK) * BLOCK
+            self.joins[start] = torch.zeros(self.members, count, dtype=dtype, device=self.device)
+        whole = self.joins[start]
+        places = [(self.starts[name] - start, g.to(dtype)) for name, g in parts]
+        torch._foreach_copy_(
+            [whole[m, at : at + g.shape[1]] for at, g in places for m in range(self.members)],
+            [g[m] for _, g in places for m in range(self.members)],
+        )
+        return whole
 
     @torch.no_grad()
     def refresh_(self) -> None:

@@ -56,6 +56,16 @@ MEASURED: dict[Layer, Config] = {
     ("forward", 1, 2, 42, 32, 64): Config(block_m=64, block_k=32, warps=4, stages=3),
     ("forward", 1, 2, 21, 64, 128): Config(block_m=64, warps=4, stages=3),
     ("weight", 1, 2, 21, 64, 128): Config(block_m=64, programs=264, warps=4, stages=3),
+    ("forward", 3, 1, 84, 4, 32): Config(strip=True, block_m=64, rows=14, pair=True, stages=2),
+    ("spread", 3, 2, 42, 32, 64): Config(block_n=32, block_k=32, stages=2),
+    ("spread", 3, 2, 21, 64, 128): Config(block_n=32, block_k=32, stages=2),
+    ("forward", 3, 2, 11, 128, 256): Config(block_m=64, stages=4),
+    ("weight", 3, 2, 11, 128, 256): Config(block_m=64, programs=132),
+    ("forward", 3, 1, 6, 256, 256): Config(block_n=128, warps=8, stages=4),
+    ("input", 3, 1, 6, 256, 256): Config(block_m=64, block_n=256, warps=8, stages=4),
+    ("weight", 3, 1, 6, 256, 256): Config(programs=132),
+    ("forward", 1, 2, 11, 128, 256): Config(block_m=64, block_k=128, stages=4),
+    ("weight", 1, 2, 11, 128, 256): Config(block_n=32, block_k=128, programs=132),
 }
 """Configurations chosen by measurement on an H200; other layers follow `_default`."""
 
