@@ -14,7 +14,7 @@ from steadyq.cli import COMMANDS, main
 from steadyq.fields import flatten
 
 ROOT = Path(__file__).parents[1]
-WITH_SCORES = ("README.md", "docs/studies.md")
+WITH_SCORES = ("README.md", "docs/studies.md", "docs/presets.md")
 TABLES = [
     found
     for document in WITH_SCORES
@@ -39,7 +39,7 @@ def test_tables_of_scores_are_what_their_command_prints(
 
 def test_the_documents_have_their_tables() -> None:
     shown = [command.removeprefix("compare results/").removesuffix(".tar.xz") for command, _ in TABLES]
-    assert shown == ["cartpole", "minatar", "atari", "decoupling", "ensemble-size", "precision"]
+    assert shown == ["cartpole", "minatar", "atari", "decoupling", "ensemble-size", "precision", "swift-games"]
 
 
 @pytest.mark.parametrize(("figure", "command", "file"), FIGURES, ids=[figure for figure, *_ in FIGURES])

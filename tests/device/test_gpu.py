@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from steadyq.envs.vector import EnvSpec, Step
 from steadyq.nets import Impala, ResNet
 from steadyq.nets.layers import Conv
 from steadyq.recipe import Recipe
+from steadyq.replay.augmentation import Augmentation, augmented
 from steadyq.replay.priority import Sampling
 from steadyq.replay.ring import Ring
 from steadyq.run.loop import Interrupted, train
@@ -258,6 +260,13 @@ def test_steps_stored_by_a_graph_are_those_stored_on_a_cpu(n: int, lanes: int, d
     assert here.wrapped
     for name, tensor in here.state().items():
         assert torch.equal(there.state()[name].cpu(), tensor), name
+    drawn = Augmentation(shift=2, intensity=0.1).draw(16, rng)
+    layout = DrawLayout(1, 16, augmented=True)
+    draws = [layout.plain(device, horizon=n, gamma=0.9, uniform=rng.random(16), **drawn) for device in ("cpu", CUDA)]
+    draws[1] = replace(draws[1], uniform=draws[0].uniform.to(CUDA))
+    want, got = (augmented(ring.sample(draw), draw) for ring, draw in zip((here, there), draws, strict=True))
+    for name in ("index", "stamp", "action", "rewarded", "reward", "discount", "observation", "next_observation"):
+        torch.testing.assert_close(getattr(got, name).cpu(), getattr(want, name), rtol=1e-6, atol=1e-6)
 
 
 def test_two_consecutive_captured_updates_use_different_randomness(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steadyq.device.kernels import replay
+from steadyq.device.kernels.triton import available
 from steadyq.value.shapes import Batch, Draw
 
 
@@ -61,6 +63,8 @@ def augmented(batch: Batch, draw: Draw) -> Batch:
 
 def moved(images: Tensor, shift: Tensor, intensity: Tensor) -> Tensor:
     """Shift images[batch, channel, y, x] by shift[batch, 2] pixels, borders replicated, and scale their pixels."""
+    if available(images):
+        return replay.moved(images, shift, intensity)
     count, _, height, width = images.shape
     rows = (torch.arange(height, device=images.device) + shift[:, :1]).clamp(0, height - 1)  # [batch, y]
     columns = (torch.arange(width, device=images.device) + shift[:, 1:]).clamp(0, width - 1)  # [batch, x]

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steadyq.device.kernels import replay
+from steadyq.device.kernels.triton import available
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,6 +45,8 @@ class Priorities:
         """Draw one slot per stratum from `uniform[batch]` in [0, 1): indices, importance weights, stamps."""
         count = uniform.shape[0]
         prefix = self.mass.cumsum(0)
+        if available(prefix):
+            return replay.search(prefix, self.mass, self.stamp, uniform, self.sampling.beta)
         strata = torch.arange(count, device=uniform.device, dtype=torch.float64)
         point = (strata + uniform.double()) / count * prefix[-1]
         # Rounding may land on the total itself, past the last slot that has mass.

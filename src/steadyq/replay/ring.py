@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from steadyq.device.capture import to_device
+from steadyq.device.kernels import replay
+from steadyq.device.kernels.triton import available
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Priorities, Sampling
 from steadyq.value.shapes import Batch, Draw, Future
@@ -156,6 +158,11 @@ class Ring:
 
         Windows are gathered up to the largest n there will be; `draw.horizon` says how much of them counts.
         """
+        if available(self.end):
+            return replay.window(
+                index, self.end, self.reward, draw.gamma, draw.horizon,
+                length=self.length, n=self.n, overlap=self.overlap, terminated=TERMINATED,
+            )  # fmt: skip
         if self.n == 1:
             return own, draw.gamma * (self.end[index] != TERMINATED), index
         powers = draw.gamma**self._counting
@@ -175,6 +182,8 @@ class Ring:
         """Rebuild the stacked observations at the given slots, [batch, stack * channel, ...]."""
         if self.stack == 1:
             return self.frame[index]
+        if self.frame.dim() == 4 and available(self.frame):
+            return replay.stacked(self.frame, self.age, index, stack=self.stack, length=self.length)
         back = torch.arange(self.stack - 1, -1, -1, device=self.device)
         frames = self.frame[self._shift(index[:, None], -back)]  # [batch, stack, channel, ...]
         known = back <= self.age[index][:, None]

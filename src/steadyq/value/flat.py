@@ -1,7 +1,7 @@
 """All members' parameters in one buffer, and their targets, moments and gradient in others like it.
 
 What a GPU gains: one pass clips, steps, averages the target and refreshes the low-precision copies, 38 bytes read or
-written per parameter and each of them once (`fused.adam_`). Everything else sees ordinary named tensors, which are
+written per parameter and each of them once (`kernels.adam`). Everything else sees ordinary named tensors, which are
 views of the buffers.
 """
 
@@ -15,7 +15,7 @@ from steadyq.device.kernels.adam import BLOCK, adam_
 from steadyq.value.optim import Adam, AdamState, clip_scale, decays
 from steadyq.value.shapes import Params
 
-LARGE = 1 << 20
+LARGE = 1 << 18
 """Parameters per member from which a tensor's gradient is worth leaving where it is."""
 
 
@@ -39,10 +39,14 @@ class Flat:
         self.members, self.device = some.shape[0], some.device
         self.settings, self.rate = settings, torch.tensor(settings.rate, device=self.device)
         self.shapes = {name: p.shape for name, p in initial.items()}
-        blocks = [-(-math.prod(shape[1:]) // BLOCK) for shape in self.shapes.values()]
-        self.starts = dict(zip(self.shapes, (BLOCK * sum(blocks[:i]) for i in range(len(blocks))), strict=True))
-        self.size = BLOCK * sum(blocks)
-        tensor = [i for i, count in enumerate(blocks) for _ in range(count)]
+        self.counts = {name: math.prod(shape[1:]) for name, shape in self.shapes.items()}
+        blocks = {name: -(-count // BLOCK) for name, count in self.counts.items()}
+        # The many small tensors lie side by side, those of one precision together, and the large ones behind them.
+        order = sorted(self.shapes, key=lambda name: (self.counts[name] >= LARGE, name in exact))
+        self.starts = {name: BLOCK * sum(blocks[before] for before in order[:i]) for i, name in enumerate(order)}
+        self.size = BLOCK * sum(blocks.values())
+        places = {name: i for i, name in enumerate(self.shapes)}
+        tensor = [places[name] for name in order for _ in range(blocks[name])]
         self.segment = torch.tensor(tensor, dtype=torch.int32, device=self.device)
         self.steps = self._buffer() if by_unit else torch.zeros(self.members, len(blocks), device=self.device)
         coefficients = [settings.decay if decays(p) and name not in still else 0.0 for name, p in initial.items()]
@@ -99,38 +103,30 @@ class Flat:
         return norm
 
     def runs(self, gradient: Params) -> list[tuple[int, Tensor]]:
-        """Where in the buffers each stretch of gradient belongs, [member, count]: large tensors as they are, the many
-        small ones of one precision between them joined into one.
+        """Where in the buffers each stretch of gradient belongs, [member, count]: large tensors as they are, all small
+        ones of one precision joined into one.
         """
-        found: list[tuple[int, list[tuple[str, Tensor]]]] = []
-        joining: torch.dtype | None = None
-        for name, g in gradient.items():
-            flat = (g.permute(0, 1, 3, 4, 2) if g.dim() == 5 else g).flatten(1)
-            dtype = torch.float32 if name in self.exact else self.dtype
-            large = flat.shape[1] >= LARGE
-            if large or joining != dtype:
-                found.append((self.starts[name], []))
-            found[-1][1].append((name, flat))
-            joining = None if large else dtype
-        return [
-            (start, parts[0][1] if parts[0][1].shape[1] >= LARGE else self.joined(start, parts))
-            for start, parts in found
-        ]
+        flat = {name: (g.permute(0, 1, 3, 4, 2) if g.dim() == 5 else g).flatten(1) for name, g in gradient.items()}
+        large = [(self.starts[name], g) for name, g in flat.items() if g.shape[1] >= LARGE]
+        small = [name for name, g in flat.items() if g.shape[1] < LARGE]
+        kinds = ([name for name in small if name not in self.exact], [name for name in small if name in self.exact])
+        return [self.joined({name: flat[name] for name in names}) for names in kinds if names] + large
 
-    def joined(self, start: int, parts: list[tuple[str, Tensor]]) -> Tensor:
-        """Small neighbours side by side, each at its place, nothing between them: one launch copies many of them."""
-        last, g = parts[-1]
-        dtype, end = torch.float32 if last in self.exact else self.dtype, self.starts[last] + g.shape[1]
+    def joined(self, parts: Params) -> tuple[int, Tensor]:
+        """Small neighbours side by side, each at its place, zeros between them: a few launches copy all of them."""
+        start = min(self.starts[name] for name in parts)
         if start not in self.joins:
-            count = -(-(end - start) // BLOCK) * BLOCK
+            last = max(parts, key=lambda name: self.starts[name])
+            dtype = torch.float32 if last in self.exact else self.dtype
+            count = self.starts[last] + -(-self.counts[last] // BLOCK) * BLOCK - start
             self.joins[start] = torch.zeros(self.members, count, dtype=dtype, device=self.device)
         whole = self.joins[start]
-        places = [(self.starts[name] - start, g.to(dtype)) for name, g in parts]
+        rows = [(self.starts[name] - start, g.to(whole.dtype)) for name, g in parts.items()]
         torch._foreach_copy_(
-            [whole[m, at : at + g.shape[1]] for at, g in places for m in range(self.members)],
-            [g[m] for _, g in places for m in range(self.members)],
+            [whole[m, at : at + g.shape[1]] for at, g in rows for m in range(self.members)],
+            [g[m] for _, g in rows for m in range(self.members)],
         )
-        return whole
+        return start, whole
 
     @torch.no_grad()
     def refresh_(self) -> None:
@@ -143,7 +139,7 @@ class Flat:
 
     def _view(self, buffer: Tensor, name: str) -> Tensor:
         members, *shape = self.shapes[name]
-        flat = buffer[:, self.starts[name] : self.starts[name] + math.prod(shape)]
+        flat = buffer[:, self.starts[name] : self.starts[name] + self.counts[name]]
         if len(shape) != 4:
             return flat.view(members, *shape)
         outputs, inputs, height, width = shape
