@@ -1,11 +1,11 @@
-"""Search tiles for the convolutions of a preset's network on this GPU: every candidate checked, then timed.
+"""Search tiles for the convolutions of a preset's network on this GPU: the fastest that computes the right thing.
 
 python experiments/tile_search.py --preset swift --json tiles.json --write src/steadyq/device/kernels/tiles.py
 
 Two launches run side by side, as in training, where target and online networks, or both gradients of a layer, share
 the GPU: the fastest tile alone may fill it so that nothing fits beside it. Of the candidates that agree with float32 to
-bf16's rounding and repeat themselves bit for bit the fastest is taken; where it wins more than `--gain` over the tile
-in use it is printed as a row of `tiles.MEASURED`, and written there if asked to.
+rounding (TOLERANCE) and repeat themselves bit for bit the fastest is taken; where it wins more than `--gain` over the
+tile in use it is printed as a row of `tiles.MEASURED`, and written there if asked to.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from steadyq.device.streams import Beside
 from steadyq.nets.layers import Conv
 from steadyq.run.provenance import provenance
 
-TOLERANCE = 1e-2
+TOLERANCE = 5e-3  # bf16 rounds to 2e-3 of a number, and what it multiplies was rounded before
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 
 

@@ -266,7 +266,9 @@ def test_a_gradient_with_gaps_in_memory_beside_a_shortcut() -> None:
 
 @inside
 def test_the_table_names_layers_of_the_networks() -> None:
-    layers = [c for s in (2, 4) for c in ResNet((4, 84, 84), 18, s).layers.values() if isinstance(c, Conv)]
+    networks = (*(ResNet((4, 84, 84), 18, s) for s in (2, 4)), ResNet((4, 84, 84), 18, 4, strides=(2, 2, 2, 2)))
+    layers = [c for network in networks for c in network.layers.values() if isinstance(c, Conv)]
     real = {(kind, c.size, c.stride, c.image[0], c.inputs, c.outputs) for c in layers for kind in ("forward", "weight")}
     real |= {("input", c.size, 1, c.image[0], c.outputs, c.inputs) for c in layers if c.stride == 1}
+    real |= {("spread", c.size, 2, c.image[0], c.inputs, c.outputs) for c in layers if c.stride == 2}
     assert set(tiles.MEASURED) <= real

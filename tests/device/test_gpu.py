@@ -377,7 +377,8 @@ def test_forms_agree_with_the_loop(case: Case, low_error: float) -> None:
     networks of 16 to 18 layers.
     """
     ring = case.ring(CUDA)
-    batch = ring.sample(DrawLayout(2, 32).plain(CUDA, uniform=np.random.default_rng(0).random(32)))
+    draw = DrawLayout(2, 32).plain(CUDA, uniform=np.random.default_rng(0).random(32))
+    batch = ring.sample(draw)
     y = torch.randn(2, 32, 5, device=CUDA)
     found = {}
     full, low = torch.float32, torch.bfloat16
@@ -392,7 +393,7 @@ def test_forms_agree_with_the_loop(case: Case, low_error: float) -> None:
         learner = case.learner(form, dtype, CUDA)  # type: ignore[arg-type]
         leaves = {name: p.detach().requires_grad_() for name, p in learner.online_low.items()}
         now = learner.values(leaves, batch.observation)
-        loss, _ = learner.loss(now, batch, y, torch.ones(2, 1, device=CUDA))
+        loss, _ = learner.loss(now, batch, y, draw)
         gradient = torch.autograd.grad(loss, list(leaves.values()))
         found[name] = now.q.detach(), torch.cat([g.float().flatten() for g in gradient])
     values, gradient = found["loop"]

@@ -15,7 +15,7 @@ import torch
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.replay.priority import Priorities, Sampling
 from steadyq.value.estimators import Categorical, Quantile, Scalar
-from steadyq.value.learner import Learner, Settings
+from steadyq.value.learner import Learner, Settings, means
 from steadyq.value.operators import Controlled, Double, Greedy, Mixture, Munchausen
 from steadyq.value.optim import Adam
 from steadyq.value.regulation import spike_ratio
@@ -489,3 +489,9 @@ def test_updates_are_counted_from_the_last_scheduled_reset() -> None:
     learner.restart()
     learner.count()
     assert (learner.updates, learner.since_restart) == (6, 1)
+
+
+def test_means_are_those_of_each_tensor_alone() -> None:
+    several = [torch.rand(3, 4), torch.tensor([1.0, torch.inf]), torch.tensor([True, False, True]), torch.rand(2, 3, 5)]
+    for found, each in zip(means(several), several, strict=True):
+        torch.testing.assert_close(found, each.float().mean())

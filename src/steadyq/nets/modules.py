@@ -117,7 +117,7 @@ class ModuleEnsemble(Ensemble):
         noise: Tensor | None = None,
     ) -> Tensor:
         """Return z[member, batch, action, atom]; `around` is shown what each layer reads of the one before."""
-        x = self.seen(observation)
+        x = self.seen(observation).contiguous()  # stacks of a GPU's replay have their channels last
         template = self.module.template.to(x.device)
         z: list[Tensor] = []
         for member in range(self.members):

@@ -127,8 +127,7 @@ class Ring:
     def gather(self, index: Tensor, weight: Tensor, stamp: Tensor, draw: Draw) -> Batch:
         """Rebuild the n-step transitions that begin at the given slots."""
         own = self.reward[index]
-        reward, discount, last = self._window(index, own, draw)
-        after = last if self.overlap else self._shift(last, 1)
+        reward, discount, after = self._window(index, own, draw)
         here, there = self.observation(torch.cat((index, after))).chunk(2)  # one gather, not two
         return Batch(
             observation=here,
@@ -154,7 +153,7 @@ class Ring:
         return Future(seen.view(*end.shape, *seen.shape[1:]), self.action[slots[:-1]], ~over & (end != TERMINATED))
 
     def _window(self, index: Tensor, own: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
-        """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the last slot.
+        """Discounted reward of the n steps from the given slots, what multiplies the bootstrap, and the slot of s'.
 
         Windows are gathered up to the largest n there will be; `draw.horizon` says how much of them counts.
         """
@@ -164,7 +163,7 @@ class Ring:
                 length=self.length, n=self.n, overlap=self.overlap, terminated=TERMINATED,
             )  # fmt: skip
         if self.n == 1:
-            return own, draw.gamma * (self.end[index] != TERMINATED), index
+            return own, draw.gamma * (self.end[index] != TERMINATED), self._after(index)
         powers = draw.gamma**self._counting
         window = self._shift(index[:, None], torch.arange(self.n, device=self.device))  # [batch, n]
         ended = self.end[window] != RUNNING
@@ -176,7 +175,11 @@ class Ring:
         over = self.end[last] == TERMINATED
         if self.overlap:
             over = over & (taken < draw.horizon)
-        return reward, powers[taken] * ~over, last
+        return reward, powers[taken] * ~over, self._after(last)
+
+    def _after(self, last: Tensor) -> Tensor:
+        """Where the state lies that is bootstrapped from."""
+        return last if self.overlap else self._shift(last, 1)
 
     def observation(self, index: Tensor) -> Tensor:
         """Rebuild the stacked observations at the given slots, [batch, stack * channel, ...]."""

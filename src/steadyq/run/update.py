@@ -76,6 +76,7 @@ class Learning:
         self.learner, self.ring, self.layout = learner, ring, layout
         measured = len(learner.measured)
         self.sums = torch.zeros(measured + 1, device=learner.device)  # of what updates measured, and their number
+        self.one = torch.ones((), device=learner.device)
         self.captured = Captured(self.on_device, learner.device)
 
     def __call__(self, packed: Tensor) -> None:
@@ -89,6 +90,4 @@ class Learning:
         batch = self.ring.sample(draw)
         update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        self.sums[:-1] += torch.stack([update.measures[name] for name in self.learner.measured])
-        self.sums[-1] += 1
-        return self.sums
+        return self.sums.add_(torch.stack([*(update.measures[name] for name in self.learner.measured), self.one]))

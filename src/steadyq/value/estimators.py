@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from steadyq.device.kernels.loss import quantile_huber
 
@@ -269,5 +270,4 @@ def mean_of(z: Tensor, weight: Tensor) -> Tensor:
 
 def huber(u: Tensor, kappa: float) -> Tensor:
     """Return u^2/2 up to |u| = kappa, linear beyond, divided by kappa so that the tail's slope is 1."""
-    size = u.abs()
-    return torch.where(size <= kappa, 0.5 * u * u, kappa * (size - 0.5 * kappa)) / kappa
+    return functional.huber_loss(u, u.new_zeros(()).expand_as(u), reduction="none", delta=kappa) / kappa

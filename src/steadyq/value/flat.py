@@ -42,7 +42,8 @@ class Flat:
         self.counts = {name: math.prod(shape[1:]) for name, shape in self.shapes.items()}
         blocks = {name: -(-count // BLOCK) for name, count in self.counts.items()}
         # The many small tensors lie side by side, those of one precision together, and the large ones behind them.
-        order = sorted(self.shapes, key=lambda name: (self.counts[name] >= LARGE, name in exact))
+        self.exact = exact if dtype != torch.float32 else ()  # of another precision than the rest
+        order = sorted(self.shapes, key=lambda name: (self.counts[name] >= LARGE, name in self.exact))
         self.starts = {name: BLOCK * sum(blocks[before] for before in order[:i]) for i, name in enumerate(order)}
         self.size = BLOCK * sum(blocks.values())
         places = {name: i for i, name in enumerate(self.shapes)}
@@ -55,7 +56,7 @@ class Flat:
         self.online, self.target, first, second = (self.views(buffer) for buffer in self.buffers.values())
         steps = self.views(self.steps) if by_unit else dict(zip(self.shapes, self.steps.unbind(1), strict=True))
         self.adam = AdamState(first, second, steps)
-        self.dtype, self.exact = dtype, exact
+        self.dtype = dtype
         self.joins: dict[int, Tensor] = {}  # by their start, what small tensors' gradients are joined in
         self.low = None if dtype == torch.float32 else (self._buffer(dtype), self._buffer(dtype))
         self.online_low, self.target_low = self.online, self.target

@@ -4,7 +4,9 @@
 changes in place, and nothing waits for the device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -265,17 +267,33 @@ class Learner:
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
         rewarded = batch.rewarded
         same = target.q.mean(0).argmax(-1) == batch.action
-        return {
-            "loss": (batch.weight * each).mean(),
-            "q_taken": taken.mean(),
-            "q_max": permitted(q, batch.allowed).max(-1).values.mean(),
-            "q_spread": q.std(0, correction=0).mean(),
-            "target": self.estimator.value(y).mean(),
-            "clipped": self.estimator.held(y, self.ceiling).mean(),
-            "same_action": same.float().mean(),
-            "rewarded": rewarded.float().mean(),
-            "same_action_and_rewarded": (same & rewarded).float().mean(),
+        every = {
+            "loss": batch.weight * each,
+            "q_taken": taken,
+            "q_max": permitted(q, batch.allowed).max(-1).values,
+            "q_spread": q.std(0, correction=0),
+            "target": self.estimator.value(y),
+            "clipped": self.estimator.held(y, self.ceiling),
+            "same_action": same,
+            "rewarded": rewarded,
+            "same_action_and_rewarded": same & rewarded,
         }
+        return dict(zip(every, means(list(every.values())), strict=True))
+
+
+def means(several: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The mean of each tensor, of numbers or truths: four launches, however many there are."""
+    own, share = _shares(tuple(each.numel() for each in several), several[0].device)
+    joined = torch.cat([each.flatten() for each in several])
+    return (torch.where(own, joined, 0.0).sum(1) * share).unbind()  # where, so that what is infinite stays alone
+
+
+@cache
+def _shares(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Whose each number is, one tensor behind the other, `[tensor, number]`, and what it counts in its mean."""
+    which = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    own, share = which == torch.arange(len(sizes))[:, None], 1 / torch.tensor(sizes, dtype=torch.float32)
+    return own.to(device), share.to(device)
 
 
 def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:

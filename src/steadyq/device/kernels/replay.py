@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steadyq.device.kernels.triton import jit, launch, tl, triton
+from steadyq.device.kernels.tiles import power
+from steadyq.device.kernels.triton import jit, launch, only_compiling, tl, triton
 
-POSITIONS = 256
-"""Pixels per program."""
+SLOTS, POSITIONS = 32, 256
+"""Transitions and pixels per program."""
 
 
 @jit
@@ -40,21 +41,24 @@ def _search_kernel(
 def search(prefix: Tensor, mass: Tensor, stamp: Tensor, uniform: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """One slot per stratum of the masses whose sums `prefix` holds, its importance weight, and its stamp."""
     slots, count = len(prefix), len(uniform)
-    # Zeros, so that they are slots even while kernels are only compiled.
-    index, weight, written = (uniform.new_zeros(count, dtype=d) for d in (torch.int64, torch.float32, torch.int64))
+    index, written, weight = (
+        _slots(uniform, count),
+        _slots(uniform, count),
+        uniform.new_empty(count, dtype=torch.float32),
+    )
     launch(
         _search_kernel, (1,), prefix, mass, stamp, uniform, index, weight, written, slots, count, beta,
-        steps=slots.bit_length(), block=_power(count), num_warps=1,
+        steps=slots.bit_length(), block=power(count, 2), num_warps=max(1, min(8, count // 64)),
     )  # fmt: skip
     return index, weight, written
 
 
 @jit
 def _window_kernel(
-    index, end, reward, gamma, horizon, total, discount, last, count, length,
+    index, end, reward, gamma, horizon, total, discount, after, count, length,
     n: tl.constexpr, overlap: tl.constexpr, terminated: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    i = tl.arange(0, block)
+    i = tl.program_id(0) * block + tl.arange(0, block)
     real = i < count
     first = tl.load(index + i, mask=real, other=0)
     lane = first // length * length
@@ -85,20 +89,22 @@ def _window_kernel(
         over = over & (taken < steps)
     tl.store(total + i, found, mask=real)
     tl.store(discount + i, tl.where(over, 0.0, factor), mask=real)
-    tl.store(last + i, slot, mask=real)
+    if not overlap:
+        slot = lane + (slot - lane + 1) % length
+    tl.store(after + i, slot, mask=real)
 
 
 def window(
     index: Tensor, end: Tensor, reward: Tensor, gamma: Tensor, horizon: Tensor, *, length: int, n: int,
     overlap: bool, terminated: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Discounted reward of up to n steps from the given slots, what multiplies the bootstrap, and the last slot."""
-    total, discount, last = reward.new_empty(len(index)), reward.new_empty(len(index)), torch.zeros_like(index)
+    """Discounted reward of up to n steps from the given slots, what multiplies the bootstrap, and the slot of s'."""
+    total, discount, after = reward.new_empty(len(index)), reward.new_empty(len(index)), _slots(index, len(index))
     launch(
-        _window_kernel, (1,), index, end, reward, gamma, horizon, total, discount, last, len(index), length,
-        n=n, overlap=overlap, terminated=terminated, block=_power(len(index)), num_warps=1,
+        _window_kernel, (triton.cdiv(len(index), SLOTS),), index, end, reward, gamma, horizon, total, discount, after,
+        len(index), length, n=n, overlap=overlap, terminated=terminated, block=SLOTS, num_warps=1,
     )  # fmt: skip
-    return total, discount, last
+    return total, discount, after
 
 
 @jit
@@ -129,7 +135,7 @@ def stacked(frame: Tensor, age: Tensor, index: Tensor, *, stack: int, length: in
     grid = len(index), triton.cdiv(height * width, POSITIONS)
     launch(
         _stack_kernel, grid, frame, age, index, out, length, height * width,
-        stack=stack, channels=channels, block=POSITIONS, wide=_power(stack * channels),
+        stack=stack, channels=channels, block=POSITIONS, wide=power(stack * channels, 2),
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
@@ -157,10 +163,12 @@ def moved(images: Tensor, shift: Tensor, intensity: Tensor) -> Tensor:
     grid = count, triton.cdiv(height * width, POSITIONS)
     launch(
         _moved_kernel, grid, images, shift.contiguous(), intensity.contiguous(), out, *images.stride(), height, width,
-        channels=channels, block=POSITIONS, wide=_power(channels),
+        channels=channels, block=POSITIONS, wide=power(channels, 2),
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
 
-def _power(count: int) -> int:
-    return max(2, 1 << (count - 1).bit_length())
+def _slots(like: Tensor, count: int) -> Tensor:
+    """Room for slots, which others look up: they must be such even while nothing writes them."""
+    made = torch.zeros if only_compiling() else torch.empty
+    return made(count, dtype=torch.int64, device=like.device)

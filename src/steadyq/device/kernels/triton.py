@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, device
 
-__all__ = ["available", "compiles", "compiling_ahead", "jit", "launch", "tl", "triton"]
+__all__ = ["available", "compiles", "compiling_ahead", "jit", "launch", "only_compiling", "tl", "triton"]
 
 try:
     import triton
@@ -42,6 +42,11 @@ def compiles(where: device) -> bool:
 def available(x: Tensor) -> bool:
     """Whether kernels can take `x`: Triton is there, and a GPU, or Triton's interpreter."""
     return triton is not None and (x.is_cuda or type(_probe).__name__ == "InterpretedFunction")
+
+
+def only_compiling() -> bool:
+    """Whether kernels are compiled and do not run: what they would write holds anything."""
+    return _only_compiles.get()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
