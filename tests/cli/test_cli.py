@@ -40,6 +40,16 @@ def run(*words: str) -> int:
     return code
 
 
+def test_a_run_that_stopped_before_its_first_checkpoint_begins_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(trained, tmp_path / "early")
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "result.json").unlink()
+    assert run("train", "--env", "CartPole-v1", "--steps", "300", "--run", str(folder), *QUICK) == 0
+    assert "stopped before its first checkpoint: from the beginning" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "cartpole"
@@ -77,6 +87,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "CartPole-v1", "--scale", "papr"], "unknown scale 'papr': did you mean 'paper'?"),
         (["train", "CartPole-v1", "--preset"], "preset"),
         (["train", "CartPole-v1", "--members", "4"], "did you mean --ensemble.members?"),
+        (["train", "CartPole-v1", "--env.kwarg", "x=1"], "did you mean --env.kwargs?"),
+        (["train", "--env-id", "CartPol-v1"], "CartPole-v1"),
         (["train", "CartPole-v1", "--replay.ration", "4"], "did you mean --replay.ratio?"),
         (["train", "CartPole-v1", "--replay.ratio", "0"], "replay.ratio must be between 1 and 1024, got 0"),
         (["train", "CartPole-v1", "--replay.ratio", "two"], "replay.ratio must be a whole number, got 'two'"),

@@ -93,8 +93,11 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
     begin(RunFolder(tmp_path / "breakout-seed0"), RECIPE).close()
     with pytest.raises(UserError, match=r"no run at .*breakout-sed0: did you mean 'breakout-seed0'\?"):
         _ = RunFolder(tmp_path / "breakout-sed0").recipe
-    with pytest.raises(UserError, match=r"is not a run folder: it has no recipe.toml"):
+    with pytest.raises(UserError, match=r"is not a run folder: .* recipe.toml, but holds runs: .*breakout-seed0"):
         _ = RunFolder(tmp_path).recipe
+    (tmp_path / "breakout-seed0" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"has no recipe.toml; its run is .*breakout-seed0"):
+        _ = RunFolder(tmp_path / "breakout-seed0" / "notes.txt").recipe
     with pytest.raises(UserError, match="has no checkpoint: train it first"):
         RunFolder(tmp_path / "breakout-seed0").weights()
 

@@ -56,6 +56,8 @@ def train_help(recipe: Recipe) -> None:
         table.add_row(title, "", style="italic")
         if title == "where it begins":
             table.add_row("  --run PATH", "folder of the run; by default named by all that differs from the preset")
+            table.add_row("  --tuned", "begin with the recipe tuned for ENV, where there is one (`presets --tuned`)")
+            table.add_row("  --recipe FILE", "begin with a recipe from a file")
         for name in names:
             option = OTHERWISE.get(name, f"--{name.replace('_', '-')}")
             table.add_row(f"  {option}", f"{_first_sentence(_explained(recipe, name))} ({_shown(values[name])})")

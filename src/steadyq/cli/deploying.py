@@ -32,8 +32,8 @@ class ExportOptions:
     """Atari: the file takes the emulator's own gray screens, and takes their maximum and resizes them itself."""
     minari: Path | None = None
     """Folder of the Minari dataset to write."""
-    networks: Literal["acting", "online", "target"] = "acting"
-    """Which networks: those that acted in training, or the ones named."""
+    networks: Literal["acting", "online", "target", "best"] = "acting"
+    """Which networks: those that acted in training, those named, or the best on the way (`evaluation.every`)."""
 
 
 def export(words: list[str]) -> int:
@@ -57,7 +57,7 @@ def export(words: list[str]) -> int:
 
 
 def _export_onnx(
-    folder: "RunFolder", file: Path, networks: Literal["acting", "online", "target"], screens: bool
+    folder: "RunFolder", file: Path, networks: Literal["acting", "online", "target", "best"], screens: bool
 ) -> None:
     from steadyq.agent import load
     from steadyq.deploy.onnx import export_onnx

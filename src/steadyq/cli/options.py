@@ -37,6 +37,15 @@ def spelt(words: list[str]) -> list[str]:
     return [_FIELDS.get(option, option) + word[len(option) :] for option, word in zip(options, words, strict=True)]
 
 
+def placed(words: list[str]) -> list[str]:
+    """The words with an environment that is given as an option, as other libraries have it, in its place."""
+    for name in ("--env", "--env-id"):
+        if name in words[:-1]:
+            at = words.index(name)
+            words = [words[at + 1], *words[:at], *words[at + 2 :]]
+    return words
+
+
 def made_with(words: list[str]) -> tuple[list[str], list[str], list[str]]:
     """What an environment is made with and its wrappers, by words that are `spelt`, and the words without them."""
     found: dict[str, list[str]] = {name: [] for name in _FIELDS.values()}
@@ -162,6 +171,8 @@ def _nearest_option(option: str, known: set[str]) -> str:
     leaf = option.removeprefix("--").split(".")[-1]
     if (ours := f"--{SYNONYMS.get(leaf, '')}".replace("_", "-")) in known:
         return f"did you mean {ours}?"
+    if (several := f"--env.{leaf}s") in _FIELDS:
+        return f"did you mean {several}?"
     same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)
     close = same_leaf or difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "`--help` lists the options"

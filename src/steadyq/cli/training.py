@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from steadyq.cli.brief import train_help
-from steadyq.cli.options import factories_named, made_with, parse, spelt, with_kinds
+from steadyq.cli.options import factories_named, made_with, parse, placed, spelt, with_kinds
 from steadyq.cli.terminal import OUT, check_file, say_imports, say_imports_of, stoppable, write_file
 from steadyq.envs.factories import Environment
 from steadyq.errors import UserError
@@ -37,7 +37,7 @@ def train(words: list[str]) -> int:
     from steadyq import envs
     from steadyq.presets import recipe_for, tuned
 
-    words = spelt(words)
+    words = spelt(placed(words))
     kwargs, wrappers, others = made_with(words)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("env", nargs="?")

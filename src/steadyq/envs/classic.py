@@ -16,15 +16,12 @@ from steadyq.envs import atari as ale
 from steadyq.envs.episodes import EpisodeVector, Opening, Outcome, replay
 from steadyq.envs.factories import Env, factory_of, keywords, takes, wrapped
 from steadyq.envs.modules import may_import, module_of
-from steadyq.envs.protocol import Protocol
+from steadyq.envs.protocol import LONGEST, Protocol
 from steadyq.envs.spaces import Actions, Observations, short
 from steadyq.envs.vector import Array, BadEnvironment, EnvSpec
 from steadyq.errors import UserError, nearest
 
 EXAMPLES = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
-
-LONGEST = 27_000
-"""Steps after which a game is cut where neither environment nor protocol has a limit: those of Atari's longest game."""
 
 
 def canonical(name: str) -> str:

@@ -9,6 +9,11 @@ from steadyq.errors import UserError
 
 Backend = Literal["atari", "minatar", "procgen", "gymnasium"]
 
+LONGEST = 27_000
+"""Steps after which a game of Gymnasium is cut where neither environment nor protocol has a limit: those of Atari's
+longest game.
+"""
+
 _NAMES = ("atari", "minatar", "procgen-easy", "procgen-hard", "gymnasium")
 _EVERYWHERE = {"name", "lanes", "stack", "reward", "max_frames"}
 _APPLIES: dict[Backend, set[str]] = {
@@ -150,7 +155,8 @@ class Protocol:
 
     def _limit_line(self) -> str:
         if self.max_frames == 0:
-            return "time limit: the environment's own"
+            own = "time limit: the environment's own"
+            return f"{own}, or {LONGEST:,} steps where it has none" if self.backend == "gymnasium" else own
         return f"time limit: {self.max_frames:,} frames per game, which truncates (bootstraps), not terminates"
 
 

@@ -97,7 +97,7 @@ class RunFolder:
         if not file.is_file():
             if (self.path / "sweep.toml").is_file():
                 raise UserError(f"{self.path} is a sweep, not a run: name its runs, {self.path}/*-seed*")
-            raise UserError(f"{self.path} is not a run folder: it has no recipe.toml")
+            raise UserError(f"{self.path} is not a run folder: it has no recipe.toml{_runs_near(self.path)}")
         try:
             recipe = Recipe.from_toml(read_text(file))
             return recipe if (steps := self._longer()) is None else recipe.override({"steps": steps})
@@ -330,6 +330,14 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
     return [
         f"{key}: {one.get(key)!r} != {other.get(key)!r}" for key in {**one, **other} if one.get(key) != other.get(key)
     ]
+
+
+def _runs_near(path: Path) -> str:
+    """The runs that a folder holds, or the run that a file belongs to."""
+    if path.is_file():
+        return f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
+    runs = sorted(str(child) for child in path.iterdir() if (child / "recipe.toml").is_file())
+    return f", but holds runs: {', '.join(runs[:3])}{' ...' if len(runs) > 3 else ''}" if runs else ""
 
 
 def _near(path: Path) -> str:

@@ -243,6 +243,8 @@ _EARLIER: WeakSet[Training] = WeakSet()
 
 
 def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[Callback]) -> None:
+    log = writer.path / "events.jsonl"
+    begun = log.is_file() and log.stat().st_size > 0
     saved = writer.load()
     if device_for(recipe).type == "cuda" or sum(earlier.ring.nbytes for earlier in _EARLIER) > SMALL_REPLAY:
         gc.collect()  # replay and graphs of earlier runs in this process
@@ -252,6 +254,8 @@ def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[C
     with ExitStack() as open_things:
         open_things.callback(training.env.close)
         if saved is None:
+            if begun:
+                display.note("stopped before its first checkpoint: from the beginning")
             training.start()
             writer.event("start", 0, **how)
         else:

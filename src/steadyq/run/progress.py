@@ -217,7 +217,7 @@ def describe(training: "Training", steps: int, rates: tuple[float, float], width
     recent, games = mean_of_last(10, training.recent), min(len(training.recent), 10)
     rate, what = (rates[1], "updates") if rates[1] else (rates[0], "steps")
     parts = {  # in the order they are shown
-        "steps": f"{training.step_count:,} steps",
+        "steps": f"{training.step_count:,} step{'s' * (training.step_count != 1)}",
         "return": "" if recent is None else f"return {recent:.1f}",
         "games": "" if recent is None else f"(last {games} games)",
         "epsilon": f"eps {training.epsilon.at(training.step_count):.2f}",
