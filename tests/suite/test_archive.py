@@ -12,6 +12,7 @@ import pytest
 from stored import RESULTS, stored
 
 from steadyq import cli
+from steadyq.errors import UserError
 from steadyq.suite import archive
 from steadyq.suite.runs import read_runs
 from steadyq.suite.sweep import read_sweep
@@ -233,3 +234,11 @@ def test_an_archive_that_cannot_be_written_is_refused(
     assert command("sweep", "minatar", *words) == 2
     assert said in capsys.readouterr().err
     assert not Path("sweeps").exists()
+
+
+def test_everything_in_a_sweeps_folder_may_be_named(tmp_path: Path) -> None:
+    sweep = shutil.copytree(stored("decoupling"), tmp_path / "sweep")
+    (sweep / "logs").mkdir()
+    assert len(read_runs(sorted(sweep.iterdir()))) == 12
+    with pytest.raises(UserError, match="logs is not a run folder"):
+        read_runs([sweep / "logs"])

@@ -22,6 +22,7 @@ from steadyq.run.folder import RunFolder
 from steadyq.run.logs import is_number, rows, shown
 from steadyq.suite.archive import run_folders, split, unpacked
 from steadyq.suite.columns import Columns, Events, read_columns, read_events
+from steadyq.suite.study import STUDY_FILE
 
 COUNTED = {
     "step": "steps",
@@ -162,11 +163,18 @@ def read(path: Path | str, logs: bool = True) -> Run:
     )
 
 
+BESIDE_RUNS = (STUDY_FILE, "logs", "report")
+"""What a sweep's folder holds that is no run."""
+
+
 def read_runs(paths: Iterable[Path | str | Run], logs: bool = True) -> list[Run]:
     """Read run folders, and what archives of them hold; the same one twice counts once, a run is taken as it is."""
     found: dict[Path, Run] = {}
-    for each in paths:
+    several = list(paths)
+    for each in several:
         path = each.path if isinstance(each, Run) else Path(each)
+        if len(several) > 1 and path.name in BESIDE_RUNS and (path.parent / STUDY_FILE).is_file():
+            continue  # SWEEP/* names them too
         if isinstance(each, Run):
             found[path.resolve()] = each
         elif (inside := split(path)) is not None:
