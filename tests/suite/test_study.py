@@ -9,7 +9,7 @@ from steadyq import presets
 from steadyq.errors import UserError
 from steadyq.run.loop import train
 from steadyq.scores.published import atari100k, procgen
-from steadyq.suite.study import Study, find_study, read_study, suite_names
+from steadyq.suite.study import DRAWN, Study, find_study, read_study, suite_names
 
 STUDIES = ("bound", "decoupling", "ensemble-size", "exchange", "head-width", "replay-ratio", "reset", "spike-heatmap")
 SUITES = ("ablation4", "atari100k", "minatar", "procgen")
@@ -57,6 +57,7 @@ def test_the_small_ensemble_study_begins_with_one_member(tmp_path: Path) -> None
     rows = train(alone, run=tmp_path / "run").metrics()
     assert rows[-1]["updates"] == 150
     assert rows[-1]["q_spread"] == 0.0
+    assert rows[-1].keys() - {"step"} <= set(DRAWN)
 
 
 def test_the_benchmarks_are_those_of_the_published_scores() -> None:
@@ -140,6 +141,10 @@ def test_a_variant_may_be_another_preset() -> None:
         (mini() + "\n[variants.a]\nensemble.members = 0", "study mine, variant 'a': ensemble.members must be"),
         (mini() + '\n[variants."a b"]\nsteps = 5\n[variants.a-b]\nsteps = 6', "same folder name"),
         (mini() + '\n[figure]\nkind = "spike"', "did you mean 'spikes'?"),
+        (
+            mini() + '\n[figure]\ncolumns = ["retrun_10"]',
+            "figure.columns has no 'retrun_10': did you mean 'return_10'?",
+        ),
         (mini() + "\n[needs]\nnetwork.kind = 'resnet'", "mine needs network.kind resnet, MinAtar/Breakout has minatar"),
     ],
 )

@@ -34,6 +34,12 @@ from steadyq.run.files import read_text
 
 STUDY_FILE = "sweep.toml"
 """A sweep folder's study, in that folder."""
+DRAWN = (
+    "return_10", "return_100", "resets_per_check", "frames", "updates", "samples", "games", "epsilon", "ceiling",
+    "resets", "loss", "q_taken", "q_max", "q_spread", "target", "clipped", "same_action", "rewarded",
+    "same_action_rewarded", "same_action_unrewarded", "gradient_norm", "gradient_clipped", "auxiliary", "seconds",
+)  # fmt: skip
+"""Columns that a figure can have, of metrics.jsonl; besides these `diagnostics.` and a column of the other file."""
 
 FIGURES = ("curves", "spikes", "remedies")
 _KEYS = ("name", "title", "question", "games", "preset", "scale", "seeds", "settings", "variants", "needs", "figure")
@@ -234,6 +240,9 @@ def read_study(text: str, name: str) -> Study:
         raise UserError(f"study {name}: figure.kind cannot be {kind!r}: {nearest(str(kind), FIGURES)}")
     if not isinstance(columns, list) or not columns or not all(isinstance(column, str) for column in columns):
         raise UserError(f'study {name}: figure.columns must be a list such as ["return_10", "q_taken"]')
+    for column in columns:
+        if not column.startswith("diagnostics.") and column not in DRAWN:
+            raise UserError(f"study {name}: figure.columns has no {column!r}: {nearest(column, DRAWN)}")
     study = Study(
         name=name,
         title=_text(table, "title", name, name),
