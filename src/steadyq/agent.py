@@ -41,6 +41,10 @@ class Agent:
         self.acting = acting or Mean()
         self.device = next(iter(params.values())).device
 
+    def __repr__(self) -> str:
+        members = f"{self.ensemble.members} network{'s' * (self.ensemble.members > 1)}"
+        return f"Agent({self.spec.name!r}, {members}, step {self.step:,}, on {self.device})"
+
     @torch.no_grad()
     def q(self, observation: Any) -> Tensor:
         """Return the value by which the ensemble acts, [batch, action], for observations [batch, ...]."""

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from stored import stored
 
-from steadyq import RunFolder, presets
+from steadyq import RunFolder, load, presets
 from steadyq.cli import COMMANDS, main
 from steadyq.cli.options import SYNONYMS
 from steadyq.fields import flatten, has
@@ -321,6 +321,23 @@ def test_help_does_not_wait_for_pytorch() -> None:
         "    except SystemExit: assert 'torch' not in sys.modules, words",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["play", "--out", "a.mp4"], ["report"], ["compare"], ["diagnose"]])
+def test_what_is_no_run_is_refused_without_waiting_for_pytorch(words: list[str]) -> None:
+    script = "\n".join([
+        "import sys",
+        "from steadyq.cli import main",
+        f"try: main([{words[0]!r}, 'nowhere', *{words[1:]!r}])",
+        "except SystemExit as stop: assert stop.code == 2 and 'torch' not in sys.modules",
+    ])  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert "no run at nowhere" in done.stderr
+
+
+def test_a_run_and_its_agent_say_what_they_are(trained: Path) -> None:
+    assert repr(RunFolder(trained)) == f"RunFolder({str(trained)!r})"
+    assert repr(load(trained)) == "Agent('Gymnasium/CartPole-v1', 2 networks, step 300, on cpu)"
 
 
 def test_public_names_are_there_when_asked_for() -> None:

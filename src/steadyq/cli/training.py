@@ -162,20 +162,21 @@ def evaluate(words: list[str]) -> int:
     """Play full games with a run's weights: `steadyq evaluate RUN`."""
     options = parse(EvaluateOptions, words)
 
-    import numpy as np
-
-    from steadyq.agent import load
     from steadyq.fields import MOST_GAMES, within
-    from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
     from steadyq.run.folder import RunFolder
-    from steadyq.run.progress import Terminal, games_said
-    from steadyq.run.provenance import provenance
 
     within("--episodes", options.episodes, 1, MOST_GAMES)
     within("--seed", options.seed, 0, 2**31 - 1)
     check_file("--json", options.json)
     folder = RunFolder(options.run)
-    recipe = folder.recipe
+    recipe = folder.recipe  # what is no run is refused before PyTorch is there
+    import numpy as np
+
+    from steadyq.agent import load
+    from steadyq.run.evaluate import different, greedy_policy, play_games, standard_error
+    from steadyq.run.progress import Terminal, games_said
+    from steadyq.run.provenance import provenance
+
     protocol = recipe.protocol
     say_imports_of(recipe)
     epsilon = recipe.evaluation.epsilon if options.epsilon is None else options.epsilon
@@ -260,8 +261,6 @@ def play(words: list[str]) -> int:
 
     from steadyq.fields import MOST_GAMES, within
     from steadyq.run.folder import RunFolder
-    from steadyq.run.video import best_game, record_game
-    from steadyq.run.window import display, show
 
     if (options.out is None) != options.window:
         raise UserError("play needs --out FILE, or --window where there is a display: one of the two")
@@ -271,7 +270,10 @@ def play(words: list[str]) -> int:
     check_file("--out", options.out)
     if options.epsilon is not None:
         within("--epsilon", options.epsilon, 0, 1)
-    recipe = RunFolder(options.run).recipe
+    recipe = RunFolder(options.run).recipe  # what is no run is refused before PyTorch is there
+    from steadyq.run.video import best_game, record_game
+    from steadyq.run.window import display, show
+
     how: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "best_of", "epsilon", "networks")}
     if options.out is not None:
         say_imports_of(recipe)

@@ -84,6 +84,9 @@ class RunFolder:
         self.path = Path(path)
         self.verify = verifying() if verify is None else verify
 
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
     @property
     def recipe(self) -> Recipe:
         """The recipe the run was started with."""
