@@ -79,7 +79,9 @@ def main() -> None:
         totals[kind_of(row[-1])].append(row[1])
         if not args.show:
             print(*row)
-    print(f"{found['ms']:.2f} ms an update alone; {len(found['kernels'])} kernels, of microseconds in all:\n")
+    first = min(row[0] for row in found["kernels"] if row[-1] in KERNELS["convolutions, forward and input gradient"])
+    print(f"{found['ms']:.2f} ms an update alone, its first convolution after {first:.0f} us")
+    print(f"{len(found['kernels'])} kernels, and their microseconds:\n")
     for kind, each in sorted(totals.items(), key=lambda item: -sum(item[1])):
         print(f"| {kind} | {len(each)} | {sum(each):.0f} |")
     if args.json:

@@ -35,7 +35,9 @@ def never(_: torch.Tensor) -> bool:
     return False
 
 
-def filled(lanes: int, n: int, *, channels: int = 1, dtype: Any = "uint8", overlap: bool = False) -> Ring:
+def filled(
+    lanes: int, n: int, *, channels: int = 1, dtype: Any = "uint8", overlap: bool = False, future: int = 0
+) -> Ring:
     """A ring that has gone round, of short trajectories that end in every way."""
     names = tuple(f"action {i}" for i in range(3))
     spec = EnvSpec(
@@ -43,7 +45,7 @@ def filled(lanes: int, n: int, *, channels: int = 1, dtype: Any = "uint8", overl
         lanes=lanes, action_names=names, frames_per_step=1,
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    made = Ring(spec, 40 * lanes, steps=n, overlap=overlap, sampling=Sampling())
+    made = Ring(spec, 40 * lanes, steps=n, overlap=overlap, future=future, sampling=Sampling())
 
     def frame() -> np.ndarray:
         return rng.integers(1, 255, (lanes, channels, 5, 7)).astype(dtype)
@@ -106,6 +108,22 @@ def test_images_are_stacked_and_moved_as_in_plain_pytorch(channels: int, dtype: 
         want = augmentation.augmented(made.sample(draw), draw)
     same(got, want)
     assert (want.observation == 0).any()  # stacks that reach before a trajectory
+
+
+@inside
+def test_the_future_and_compared_views_are_shown_as_in_plain_pytorch() -> None:
+    made = filled(2, 1, future=3)
+    drawn = augmentation.Augmentation(shift=3, intensity=0.1, compared=2).draw(16, np.random.default_rng(0), 3)
+    draw = DrawLayout(2, 16, augmented=True, future=3, compared=True).plain(**drawn)
+    got = augmentation.augmented(made.sample(draw), draw)
+    with plainly():
+        want = augmentation.augmented(made.sample(draw), draw)
+    same(got, want)
+    assert got.views is not None
+    assert want.views is not None
+    assert torch.equal(got.views, want.views)
+    for one, other in zip(vars(got.future).values(), vars(want.future).values(), strict=True):
+        assert torch.equal(one, other)
 
 
 def same(got: Batch, want: Batch) -> None:

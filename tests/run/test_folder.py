@@ -95,6 +95,9 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
         _ = RunFolder(tmp_path / "breakout-sed0").recipe
     with pytest.raises(UserError, match=r"is not a run folder: .* recipe.toml, but holds runs: .*breakout-seed0"):
         _ = RunFolder(tmp_path).recipe
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe is not a run folder: it has no recipe.toml$"):
+        _ = RunFolder(tmp_path / "pipe").recipe
     (tmp_path / "breakout-seed0" / "notes.txt").touch()
     with pytest.raises(UserError, match=r"has no recipe.toml; its run is .*breakout-seed0"):
         _ = RunFolder(tmp_path / "breakout-seed0" / "notes.txt").recipe

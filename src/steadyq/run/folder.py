@@ -339,6 +339,8 @@ def _runs_near(path: Path) -> str:
     """The runs that a folder holds, or the run that a file belongs to."""
     if path.is_file():
         return f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return ""
     runs = sorted(str(child) for child in path.iterdir() if (child / "recipe.toml").is_file())
     return f", but holds runs: {', '.join(runs[:3])}{' ...' if len(runs) > 3 else ''}" if runs else ""
 
