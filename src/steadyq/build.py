@@ -381,15 +381,15 @@ def _kept_columns(recipe: Recipe) -> int:
     assert_never(recipe.ensemble.learn)
 
 
-def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> Ensemble:
-    """All members' networks, or as many as are given."""
+def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None, runs: int = 1) -> Ensemble:
+    """All members' networks, or as many as are given, of one run or of several in one stack."""
     network, dtype = network_for(recipe, spec), precision_for(recipe)
     module = isinstance(network, ModuleNetwork)
     if module and dtype != torch.float32:
         raise UserError(f"compute.precision {recipe.compute.precision}: a module computes in fp32 (use auto)")
     return (ModuleEnsemble if module else Ensemble)(
         network=network,
-        members=members or recipe.ensemble.members,
+        members=runs * (members or recipe.ensemble.members),
         actions=spec.num_actions,
         atoms=estimator_for(recipe).atoms,
         pixel_max=spec.pixel_max,
@@ -397,6 +397,7 @@ def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None) -> E
         dtype=dtype,
         packing=packing_for(spec),
         fixed=recipe.estimator.fixed,
+        runs=runs,
     )
 
 
@@ -420,8 +421,9 @@ def learner_for(
     device: torch.device,
     members: int | None = None,
     kind: type[Learner] = Learner,
+    runs: int = 1,
 ) -> Learner:
-    """The learning step with freshly drawn parameters, of all members or as many as are given."""
+    """The learning step of one run or of several, with freshly drawn parameters of all members or as many as given."""
     optim = recipe.optim
     rate = Schedule.of(optim.rate).start
     rules = recipe.regulation
@@ -437,12 +439,12 @@ def learner_for(
         unit_steps=rules.intervention in ("recycle", "replace", "answer"),
         replacement=replacement,
     )
-    axes = ensemble_for(recipe, spec, members), estimator_for(recipe), operator_for(recipe)
+    axes = ensemble_for(recipe, spec, members, runs), estimator_for(recipe), operator_for(recipe)
     return kind(*axes, settings, generator, device, auxiliary_for(recipe))
 
 
-def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
-    """An empty replay buffer."""
+def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device, runs: int = 1) -> Ring:
+    """An empty replay buffer, of one run or of several."""
     section = recipe.replay
     sampling = Sampling(section.alpha, section.beta, section.epsilon)
     return Ring(
@@ -453,6 +455,7 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device) -> Ring:
         overlap=section.overlap,
         sampling=sampling,
         device=device,
+        runs=runs,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from steadyq.envs.vector import EnvSpec, Step
 from steadyq.replay.priority import Sampling
-from steadyq.replay.ring import Ring
+from steadyq.replay.ring import Part, Ring
 from steadyq.run.explore import FrameStack
 from steadyq.value.shapes import Draw, DrawLayout
 
@@ -387,3 +387,67 @@ def test_uniform_draws_ignore_priorities_and_carry_no_weight() -> None:
     assert few[0] != few[1] == few[2]
     assert max(few[1]) > kept[len(kept) // 2]  # new ones among them
     assert min(few[1]) < kept[len(kept) // 2]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_runs_that_share_a_ring_have_what_each_would_have_alone(lanes: int, alpha: float) -> None:
+    """Written, sampled, set priorities, saved and put back: slots are the run's own, shifted to where it begins."""
+    spec, runs, batch, rng = spec_of(lanes, 2), 3, 8, np.random.default_rng(lanes)
+    sampling = Sampling(alpha=alpha)
+    made = {"capacity": 13 * lanes, "steps": 3, "sampling": sampling}
+    alone = [Ring(spec, **made) for _ in range(runs)]  # type: ignore[arg-type]
+    shared = Ring(spec, **made, runs=runs)  # type: ignore[arg-type]
+    parts = [Part(shared, run) for run in range(runs)]
+    layout = DrawLayout(1, batch)
+
+    def frames() -> np.ndarray:
+        return rng.integers(1, 256, (runs, lanes, *spec.frame_shape), dtype=np.uint8)
+
+    for own, part, frame in zip(alone, parts, frames(), strict=True):
+        own.begin(frame)
+        part.begin(frame)
+    for number in range(60):
+        frame, final = frames(), frames()
+        action = rng.integers(3, size=(runs, lanes))
+        reward = rng.normal(size=(runs, lanes)).astype(np.float32)
+        ended = rng.random((runs, lanes)) < 0.2
+        truncated = ended & (rng.random((runs, lanes)) < 0.5)
+        final = np.where(ended[..., None, None, None], final, frame)
+        columns = (frame, reward, ended & ~truncated, truncated, ended, final)
+        for run, own in enumerate(alone):
+            add(own, action[run], reward[run], Step(*(column[run] for column in columns)))
+        flat = Step(*(column.reshape(runs * lanes, *column.shape[2:]) for column in columns))
+        add(shared, action.ravel(), reward.ravel(), flat)
+        if number < 8:
+            continue
+        packed = [
+            layout.pack(**layout.nothing | {"uniform": rng.random(batch), "horizon": 2, "gamma": GAMMA})
+            for _ in range(runs)
+        ]
+        found = shared.sample(layout.together(torch.from_numpy(np.array(packed))))
+        priority = torch.from_numpy(rng.random(runs * batch))
+        shared.priorities.update(found.index, found.stamp, priority)
+        for run, own in enumerate(alone):
+            wanted, rows = (
+                own.sample(layout.unpack(torch.from_numpy(packed[run]))),
+                slice(run * batch, (run + 1) * batch),
+            )
+            for name in ("observation", "action", "reward", "discount", "next_observation", "weight", "stamp"):
+                assert torch.equal(getattr(found, name)[rows], getattr(wanted, name)), name
+            assert torch.equal(found.index[rows] - run * lanes * own.length, wanted.index)
+            own.priorities.update(wanted.index, wanted.stamp, priority[rows])
+            uniform = [each.uniformly(4, np.random.default_rng(number), layout.plain()) for each in (own, parts[run])]
+            assert torch.equal(uniform[0].observation, uniform[1].observation)
+    again = Ring(spec, **made, runs=runs)  # type: ignore[arg-type]
+    for run, own in enumerate(alone):
+        state = parts[run].state()
+        for name, tensor in own.state().items():
+            assert torch.equal(state[name], tensor), name
+        Part(again, run).restore({name: tensor.clone() for name, tensor in state.items()})
+    assert shared.wrapped
+    assert again.wrapped
+    assert again.transitions == shared.transitions
+    for name, tensor in again.slotted():
+        assert torch.equal(tensor, dict(shared.slotted())[name]), name
+    assert torch.equal(again.open_slots, shared.open_slots)

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,8 +40,9 @@ class Scripted:
 
     words, parallel = "a script", 2
 
-    def __init__(self, script: dict[str, list[Ending]]) -> None:
+    def __init__(self, script: dict[str, list[Ending]], abreast: int = 1) -> None:
         self.script, self.running, self.started = script, list[Entry](), list[str]()
+        self.abreast, self.groups = abreast, list[list[str]]()
 
     def open(self) -> str:
         return ""
@@ -52,9 +53,10 @@ class Scripted:
     def room(self) -> bool:
         return len(self.running) < self.parallel
 
-    def start(self, entry: Entry) -> None:
-        self.started.append(entry.run.name)
-        self.running.append(entry)
+    def start(self, entries: Sequence[Entry]) -> None:
+        self.groups.append([entry.run.name for entry in entries])
+        self.started += self.groups[-1]
+        self.running += entries
 
     def poll(self) -> Iterator[tuple[Entry, Ending, str]]:
         ended, self.running = self.running, []
@@ -143,6 +145,31 @@ def test_when_the_time_is_up_runs_save_their_state_and_the_same_command_continue
     assert go(study, tmp_path / "s", {})[:2] == (0, NAMES)
 
 
+def test_seeds_are_started_together_as_long_as_nothing_comes_between(study: Study, tmp_path: Path) -> None:
+    study = study.changed(seeds=5)
+    on, off = ([f"MinAtar-Breakout-{label}-seed{seed}" for seed in range(5)] for label in ("on", "off"))
+    begin(RunFolder(tmp_path / "s" / on[2]), study.recipe("on", "MinAtar/Breakout", 2)).close()
+    (tmp_path / "s" / on[2] / "checkpoints" / "0000000200").mkdir(parents=True)  # it goes on from another step
+    (tmp_path / "s" / "sweep.toml").write_text(study.to_toml())
+    script: dict[str, list[Ending]] = {on[0]: ["apart"], on[1]: ["apart"], off[0]: ["crashed"], off[1]: ["crashed"]}
+    console, launcher = Console(file=io.StringIO(), width=200), Scripted(script, abreast=2)
+    assert launch.launch(make_plan(study, tmp_path / "s"), launcher, console) == 0
+    first, again = [on[:2], off[:2]], [[name] for name in (*on[:2], *off[:2])]
+    assert sorted(launcher.groups) == sorted([*first, *again, off[2:4], [off[4]], [on[2]], on[3:]])  # nothing twice
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"goes on alone  {on[0]}: it apart" in said
+    assert f"crashed (again, 1 of 2)  {off[1]}: it crashed" in said
+
+
+def test_what_is_trained_by_itself_is_started_by_itself(study: Study, tmp_path: Path) -> None:
+    study = read_study(
+        STUDY.replace('operator.forbid = "none"', "operator.snapshots = 3\noptim.hard_copy_every = 9"), "s"
+    )
+    launcher = Scripted({}, abreast=4)
+    launch.launch(make_plan(study, tmp_path / "s"), launcher, Console(file=io.StringIO()))
+    assert sorted(map(len, launcher.groups)) == [1, 1, 2]
+
+
 def test_what_diverges_or_is_refused_is_not_tried_again(study: Study, tmp_path: Path) -> None:
     code, started, said = go(study, tmp_path / "s", {NAMES[0]: ["diverged"], NAMES[1]: ["refused"]})
     assert (code, len(started)) == (1, 4)
@@ -218,13 +245,13 @@ def test_a_run_sees_its_own_gpu_and_the_emptiest_is_next(
     launcher = LocalProcesses(tmp_path, jobs=3, gpus_per_run=0.5, gpus=2)
     for entry in entries[:3]:
         assert launcher.room()
-        launcher.start(entry)
+        launcher.start([entry])
     assert devices(launcher) == ["0", "1", "0"]
     assert not launcher.room()  # of four slots the jobs allow three
     launcher.children[1].process.returncode = 0
     (tmp_path / "logs").mkdir(exist_ok=True)
     assert [ending for _, ending, _ in launcher.poll()] == ["finished"]
-    launcher.start(entries[3])
+    launcher.start([entries[3]])
     assert devices(launcher) == ["0", "0", "1"]
 
 
@@ -237,8 +264,8 @@ def test_a_run_gets_one_of_the_gpus_the_sweep_was_given(
     launcher = LocalProcesses(tmp_path, jobs=2, gpus_per_run=1.0, gpus=2)
     on_cpu = LocalProcesses(tmp_path, jobs=2)
     for entry in entries[:2]:
-        launcher.start(entry)
-        on_cpu.start(entry)
+        launcher.start([entry])
+        on_cpu.start([entry])
     assert devices(launcher) == ["3", "GPU-8a2b"]
     assert devices(on_cpu) == ["", ""]
 
@@ -459,7 +486,7 @@ def test_a_link_in_a_sweep_folder_is_not_followed(what: str, study: Study, tmp_p
     (out / "sweep.toml").write_text(study.to_toml())
     (out / what).symlink_to(elsewhere / ("file" if what.endswith(".txt") else "folder"))
     with pytest.raises(UserError, match=f"{what} is a link"):
-        LocalProcesses(out, jobs=1).start(make_plan(study, out).entries[0])
+        LocalProcesses(out, jobs=1).start(make_plan(study, out).entries[:1])
     assert (elsewhere / "file").read_text() == "mine"
     assert not list((elsewhere / "folder").iterdir())
 

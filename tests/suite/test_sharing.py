@@ -31,7 +31,7 @@ class Machine:
                 row = {"step": self.at[path][0], "seconds": self.at[path][1], "updates": max(0, self.at[path][0] - 100)}
                 with open(path / "metrics.jsonl", "a") as file:
                     file.write(json.dumps(row) + "\n")
-            if words := self.sharing.look(self.folders):
+            if words := self.sharing.look([[path] for path in self.folders]):
                 self.said.append(words)
 
 
@@ -77,6 +77,6 @@ def test_speed_is_read_only_while_every_slot_is_taken_and_every_run_learns(tmp_p
     machine = Machine(tmp_path, sharing, {2: 10, 4: 10})
     machine.go(2)  # nobody has learned yet
     assert sharing.tried == []
-    assert sharing.look(machine.folders[:1]) == ""
+    assert sharing.look([machine.folders[:1]]) == ""
     machine.go(30)
     assert sharing.tried == [(1, pytest.approx(10)), (2, pytest.approx(10))]

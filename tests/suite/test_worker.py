@@ -1,5 +1,6 @@
 """A run's process: nothing of the working folder is imported, and nothing trains on when the sweep is gone."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from steadyq import cli
 from steadyq.presets import steady
 from steadyq.recipe import Recipe
 from steadyq.run.folder import RunFolder
@@ -72,7 +74,7 @@ def test_nothing_of_the_working_folder_is_imported(
     monkeypatch.syspath_prepend(hostile / "elsewhere")
     (entry,) = make_plan(study.changed(games=[game]), hostile / "sweep").entries
     launcher = LocalProcesses(hostile / "sweep", jobs=1)
-    launcher.start(entry)
+    launcher.start([entry])
     assert finish(launcher) == ("finished", "")
     assert entry.folder.result is not None
 
@@ -93,7 +95,7 @@ def worker(tmp_path: Path) -> Iterator[Callable[[Recipe], "subprocess.Popen[str]
     begun: list[subprocess.Popen[str]] = []
 
     def begin(recipe: Recipe) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", START, str(tmp_path / "run"), *search_path(recipe)]
+        command = [sys.executable, "-c", START, json.dumps([str(tmp_path / "run")]), *search_path(recipe)]
         with open(tmp_path / "words.txt", "w") as words:
             begun.append(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stderr=words, env=isolated(os.environ), text=True)
@@ -144,3 +146,48 @@ def test_a_sweep_gone_in_training_leaves_the_state_saved(
     process.stdin.close()
     assert process.wait() == EXIT["stopped"], (tmp_path / "words.txt").read_text()
     assert "saved; run the same command to continue" in (tmp_path / "words.txt").read_text()
+
+
+ROOM = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from steadyq.envs.episodes import seed_of_game
+
+SICK = {seed_of_game(1, True, 0, number) for number in range(3)}
+
+
+class Room(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        self.sick = seed in SICK
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, float("nan") if self.sick and self.state[0] > 0.05 else reward, *rest
+
+
+def make():
+    return gymnasium.wrappers.TimeLimit(Room(), 30)
+"""
+
+
+def test_seeds_trained_as_one_program_and_the_trouble_of_one_stays_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_room.py").write_text(ROOM)
+    (tmp_path / "study.toml").write_text(
+        'games = ["my_room:make"]\nseeds = 3\n[settings]\nsteps = 300\nreplay.warmup = 64\nnetwork.hidden = [16]\n'
+        "record.tensorboard = false\nevaluation.episodes = 2\nevaluation.random_episodes = 1\nmonitor.every = 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sweep", "study.toml", "--together", "3", "--jobs", "1", "--retries", "0", "--out", "s"])
+    assert ended.value.code == 1
+    said = capsys.readouterr().out
+    folders = {seed: RunFolder(tmp_path / "s" / f"Gymnasium-my-room-make-seed{seed}") for seed in range(3)}
+    assert [seed for seed, folder in folders.items() if folder.result is not None] == [0, 2]
+    assert "each up to 3 seeds in one program" in said
+    assert said.count("goes on alone") == 3
+    assert f"failed: {folders[1].path.name}" in said
+    assert folders[0].result is not None
+    assert folders[0].result["steps"] == 300

@@ -97,3 +97,27 @@ def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
     assert later is not None
     assert later.observation.tolist() == [[2, 3, 4], [8, 9, 10]]
     assert later.known.tolist() == [[202, 203, 204], [208, 209, 210]]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 4])
+def test_the_draws_of_several_runs_are_one_for_all_their_samples(keep: int) -> None:
+    layout = DrawLayout(3, 4, keep=keep, augmented=True, future=1, samples=2, noise=5, compared=True)
+    rng = np.random.default_rng(keep)
+    packed = rng.random((2, layout.size)) * 10
+    packed[:, layout.places["forbid"][0]] = [[1], [0]]
+    for name in ("rate", "horizon", "gamma"):  # schedules are the same for all
+        packed[1, layout.places[name][0]] = packed[0, layout.places[name][0]]
+    found = layout.together(torch.from_numpy(packed))
+    for run in range(2):
+        own, rows = layout.unpack(torch.from_numpy(packed[run])), slice(4 * run, 4 * run + 4)
+        assert torch.equal(found.uniform[rows], own.uniform)
+        assert found.forbid[rows].tolist() == 4 * [bool(own.forbid)]
+        for name in ("order", "share", "keep") if keep else ("order", "share"):
+            each = getattr(own, name)
+            assert torch.equal(getattr(found, name)[:, rows], each.view(3, -1).expand(3, 4)), name
+        for name in ("shift", "intensity", "taus", "views"):
+            assert torch.equal(getattr(found, name)[:, rows], getattr(own, name)), name
+        assert torch.equal(found.noise[:, 3 * run : 3 * run + 3], own.noise)
+        for name in ("rate", "horizon", "gamma"):
+            assert torch.equal(getattr(found, name), getattr(own, name)), name
+    assert found.keep.shape == (3, 8 if keep else 0)

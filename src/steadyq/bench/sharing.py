@@ -18,20 +18,24 @@ QUICK = {"record.every": 100, "monitor.every": 0, "record.tensorboard": False, "
 """Rows often, and nothing else that takes time."""
 
 
-def sharing_times(env: str, preset: str, runs: int, mps: Wanted, seconds: float, settings: Mapping[str, Any]) -> Row:
-    """Train `runs` seeds side by side, on a GPU where there is one, until their rows span `seconds`; then stop them."""
+def sharing_times(
+    env: str, preset: str, runs: int, mps: Wanted, seconds: float, settings: Mapping[str, Any], together: int = 1
+) -> Row:
+    """Train seeds side by side in `runs` processes, `together` in each, on a GPU where there is one, until their rows
+    span `seconds`; then stop them.
+    """
     import torch
 
     gpus = int(torch.cuda.is_available())
-    seeds, changes = tuple(range(runs)), {**QUICK, **settings}
+    seeds, changes = tuple(range(runs * together)), {**QUICK, **settings}
     study = Study("sharing", "Sharing", "", (env,), preset, seeds=seeds, settings=changes)
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(study, Path(folder) / "sweep")
         launcher = LocalProcesses(plan.out, runs, gpus / runs, gpus, mps)
         try:
             service = launcher.open()
-            for entry in plan.entries:
-                launcher.start(entry)
+            for first in range(0, runs * together, together):
+                launcher.start(plan.entries[first : first + together])
             pace, folders = Pace(seconds), [entry.folder.path for entry in plan.entries]
             while (speed := pace.together(folders)) is None:
                 for entry, ending, words in launcher.poll():
@@ -41,4 +45,5 @@ def sharing_times(env: str, preset: str, runs: int, mps: Wanted, seconds: float,
         finally:
             launcher.close()
     how = {"env": env, "preset": preset, "runs": runs, "mps": launcher.service is not None, "service": service}
+    how["together"] = together
     return how | {"steps_per_second": speed, "memory": taken}

@@ -16,7 +16,7 @@ from steadyq.monitor.rows import Snapshot, row
 from steadyq.nets.ensemble import Ensemble
 from steadyq.nets.layers import FIXED
 from steadyq.nets.units import Noted, members_first, paired, unit_scores, unit_sizes
-from steadyq.replay.ring import Ring
+from steadyq.replay.ring import Part, Ring
 from steadyq.value.learner import Learner
 from steadyq.value.shapes import Batch, Draw, Params
 
@@ -47,7 +47,7 @@ class Watch:
         """Keep the online parameters."""
         self.previous = {name: p.clone() for name, p in learner.online.items()}
 
-    def measure(self, step: int, learner: Learner, ring: Ring, draw: Draw) -> dict[str, Any]:
+    def measure(self, step: int, learner: Learner, ring: Ring | Part, draw: Draw) -> dict[str, Any]:
         """One row of diagnostics."""
         start = time.perf_counter()
         self.measured = step

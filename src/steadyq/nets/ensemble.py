@@ -9,7 +9,7 @@ from typing import Any, assert_never, cast
 import torch
 from torch import Tensor
 
-from steadyq.nets.forms import Form, Kernels, Loop, Noises, Stacked, check
+from steadyq.nets.forms import Form, Kernels, Loop, Noises, Stacked, beside, check, own_parts
 from steadyq.nets.layers import FIXED, SIGMA, Encoding, Executor, Layer, LayerNorm, Network, Noise, Wiring
 from steadyq.nets.packing import Packing
 from steadyq.nets.prediction import Contrast, Projection, Rollout
@@ -22,6 +22,9 @@ Params = dict[str, Tensor]
 @dataclass(frozen=True)
 class Ensemble:
     """Runs `members` copies of `network`, predicting `[member, batch, action, atom]` in float32.
+
+    Where several `runs` share the stack, the batch is theirs one after another, and the members predicted are those of
+    one run: `[member of a run, batch of all runs, action, atom]`.
 
     All layers but the outputs compute in `dtype`, whatever the parameters are kept in; the outputs stay in float32,
     because values are read off them.
@@ -36,6 +39,7 @@ class Ensemble:
     dtype: torch.dtype = torch.float32
     packing: Packing | None = None  # of observations that are several things at once
     fixed: int = 32  # quantiles that a network with `cosines` is asked for where nobody says which
+    runs: int = 1  # that share the stack: the members of each, one run after another, see that run's part of a batch
 
     @property
     def exact(self) -> tuple[str, ...]:
@@ -173,9 +177,12 @@ class Ensemble:
         return x / self.pixel_max if self.pixel_max != 1 else x
 
     def _values(self, z: Tensor, count: int) -> Tensor:
+        each = count // self.runs
         if self.network.cosines:
-            return z.view(self.members, count, -1, self.actions).transpose(2, 3)
-        return z.view(self.members, count, self.actions, self.atoms)
+            z = z.view(self.members, each, -1, self.actions).transpose(2, 3)
+        else:
+            z = z.view(self.members, each, self.actions, self.atoms)
+        return z if self.runs == 1 else z.view(self.runs, -1, *z.shape[1:]).transpose(0, 1).flatten(1, 2)
 
     def _run(
         self,
@@ -191,7 +198,7 @@ class Ensemble:
         check(wiring, self.form)
         x = self.seen(observation)
         layers, wrapped = partial(self.layer, params), around or _itself
-        given: dict[str, Any] = {"actions": actions}
+        given: dict[str, Any] = {"actions": actions, "runs": self.runs}
         if self.network.cosines:
             taus = (torch.arange(self.fixed, device=x.device)[None] + 0.5) / self.fixed if taus is None else taus
             given["taus"] = taus.expand(x.shape[0], -1)
@@ -204,9 +211,13 @@ class Ensemble:
                 return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
             case "stacked":
                 seen = x if x.dim() == 4 else x.flatten(1)
+                if self.runs > 1:
+                    seen = beside(seen, self.runs) if x.dim() == 4 else own_parts(seen, self.runs, self.members)
                 return _several(wiring.wire(wrapped(Stacked(layers, self.members, **given)), seen))
             case "kernels":
                 run, seen = Kernels(layers, self.members, **given), _channels_last(x)
+                if self.runs > 1:
+                    seen = own_parts(seen[0], self.runs, self.members)
                 return run.whole(wiring, seen) if around is None else _several(wiring.wire(around(run), seen))
         assert_never(self.form)
 

@@ -40,6 +40,7 @@ class _Anywhere(ABC):
     actions: Tensor | None = field(default=None, kw_only=True)  # [step, batch, action] of zeros and ones
     taus: Tensor | None = field(default=None, kw_only=True)  # [batch, quantile]
     noises: Noises | None = field(default=None, kw_only=True)  # where layers have noise and are to be run with it
+    runs: int = field(default=1, kw_only=True)  # that share the members, each with its own part of the batch
 
     def taken(self, step: int) -> Tensor:
         """The actions of a step, [batch, action]."""
@@ -191,7 +192,7 @@ class Stacked(_Anywhere):
         """A grouped convolution or a batched matrix product."""
         kind, weight, bias = self.layers(name)
         if isinstance(kind, Conv):
-            groups = x.shape[1] // kind.inputs  # 1 where all members share the image
+            groups = x.shape[1] // kind.inputs  # 1 where all members share the image, or one for each run
             y = functional.conv2d(x, weight.flatten(0, 1), bias.flatten(), kind.stride, kind.padding, groups=groups)
         else:
             y = _linear(self.features(x, kind.inputs), weight, bias)
@@ -203,8 +204,8 @@ class Stacked(_Anywhere):
         """
         if x.dim() == 3:
             return x
-        if math.prod(x.shape[1:]) == size:
-            return x.flatten(1).expand(self.members, -1, -1)
+        if math.prod(x.shape[1:]) == self.runs * size:  # one part for each run
+            return own_parts(x.reshape(len(x), self.runs, size).transpose(0, 1).flatten(0, 1), self.runs, self.members)
         return x.reshape(len(x), self.members, -1).transpose(0, 1)  # cuDNN may answer channels-last
 
     def own(self, noise: Tensor) -> Tensor:
@@ -248,8 +249,8 @@ class Stacked(_Anywhere):
         return _part(x, first, shape)
 
     def cosines(self, count: int) -> Tensor:
-        """The same for all members."""
-        return self.waves(count).expand(self.members, -1, -1)
+        """The same for all members of a run."""
+        return own_parts(self.waves(count), self.runs, self.members)
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample, members first."""
@@ -316,8 +317,8 @@ class Kernels(_Anywhere):
         return found.permute(0, 1, 3, 4, 2).contiguous() if len(shape) == 3 else found
 
     def cosines(self, count: int) -> Tensor:
-        """The same for all members."""
-        return self.waves(count).expand(self.members, -1, -1)
+        """The same for all members of a run."""
+        return own_parts(self.waves(count), self.runs, self.members)
 
     def asked(self, x: Tensor, quantiles: Tensor) -> Tensor:
         """Sample by sample."""
@@ -335,6 +336,17 @@ class Kernels(_Anywhere):
                 number, piece = part
                 values[number] = piece.run(self, values)
         return tuple(values[number] for number in trace(network)[1])
+
+
+def own_parts(x: Tensor, runs: int, members: int) -> Tensor:
+    """Every member's part of x[row, ...], whose rows are those of one run after another: `[member, row, ...]`."""
+    parts = x.reshape(runs, 1, -1, *x.shape[1:])
+    return parts.expand(-1, members // runs, *parts.shape[2:]).flatten(0, 1)
+
+
+def beside(images: Tensor, runs: int) -> Tensor:
+    """Images of one run after another with the runs side by side in their channels, `[row, run * channel, y, x]`."""
+    return images.reshape(runs, -1, *images.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 FORMS: dict[Form, type[_Anywhere]] = {"loop": Loop, "stacked": Stacked, "kernels": Kernels}

@@ -25,15 +25,16 @@ class Sampling:
 class Priorities:
     """Sampling masses p^alpha per slot; a slot with mass zero is never drawn."""
 
-    def __init__(self, slots: int, sampling: Sampling, device: torch.device | str = "cpu") -> None:
-        self.sampling = sampling
+    def __init__(self, slots: int, sampling: Sampling, device: torch.device | str = "cpu", runs: int = 1) -> None:
+        self.sampling, self.runs, self.each = sampling, runs, slots // runs
         self.mass = torch.zeros(slots, dtype=torch.float64, device=device)
         self.stamp = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.largest = torch.ones((), dtype=torch.float64, device=device)  # running maximum of p, starts at 1
+        self.largest = torch.ones(runs, dtype=torch.float64, device=device)  # running maximum of p, starts at 1
 
     def enable(self, slots: Tensor, which: Tensor) -> None:
         """Make freshly written slots, those marked in `which`, sampleable at the largest priority seen."""
-        self.mass[slots] = torch.where(which, self.largest**self.sampling.alpha, self.mass[slots])
+        largest = self.largest if self.runs == 1 else self.largest[slots // self.each]
+        self.mass[slots] = torch.where(which, largest**self.sampling.alpha, self.mass[slots])
 
     def disable(self, slots: Tensor) -> None:
         """Take slots out of sampling and mark them rewritten, so that an update still under way misses them."""
@@ -42,20 +43,27 @@ class Priorities:
         self.stamp.index_add_(0, slots, torch.ones_like(slots))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw one slot per stratum from `uniform[batch]` in [0, 1): indices, importance weights, stamps."""
-        count = uniform.shape[0]
-        prefix = self.mass.cumsum(0)
-        if available(prefix):
-            return replay.search(prefix, self.mass, self.stamp, uniform, self.sampling.beta)
+        """Draw one slot per stratum from `uniform[batch]` in [0, 1): indices, importance weights, stamps.
+
+        Where several runs share the slots, each has its part of the batch, and draws from its own.
+        """
+        count = uniform.shape[0] // self.runs
+        prefix = self.mass.view(self.runs, -1).cumsum(1)
+        if self.runs == 1 and available(prefix):
+            return replay.search(prefix[0], self.mass, self.stamp, uniform, self.sampling.beta)
         strata = torch.arange(count, device=uniform.device, dtype=torch.float64)
-        point = (strata + uniform.double()) / count * prefix[-1]
+        total = prefix[:, -1:]
+        point = (strata + uniform.view(self.runs, -1).double()) / count * total
         # Rounding may land on the total itself, past the last slot that has mass.
-        point = torch.minimum(point, prefix[-1] * (1 - 1e-12))
+        point = torch.minimum(point, total * (1 - 1e-12))
         index = torch.searchsorted(prefix, point, right=True)
+        if self.runs > 1:
+            index = index + self.each * torch.arange(self.runs, device=index.device)[:, None]
         # (N p)^-beta over its maximum in the batch: N and the total cancel.
         mass = self.mass[index]
-        weight = (mass / mass.min()) ** -self.sampling.beta
-        return index, weight.float(), self.stamp[index]
+        weight = (mass / mass.amin(1, keepdim=True)) ** -self.sampling.beta
+        index = index.flatten()
+        return index, weight.float().flatten(), self.stamp[index]
 
     def update(self, index: Tensor, stamp: Tensor, priority: Tensor) -> None:
         """Set p of the sampled slots, skipping any rewritten since they were sampled.
@@ -69,4 +77,5 @@ class Priorities:
         p = priority.double() + self.sampling.epsilon
         fresh = (self.stamp[index] == stamp) & (self.mass[index] > 0) & p.isfinite()
         self.mass[index] = torch.where(fresh, p**self.sampling.alpha, self.mass[index])
-        self.largest.copy_(torch.maximum(self.largest, torch.where(fresh, p, 0).max()))
+        found = torch.where(fresh, p, 0).view(self.runs, -1).amax(1)
+        self.largest.copy_(torch.maximum(self.largest, found))

@@ -26,6 +26,8 @@ class Ring:
     """Stores steps of all lanes; samples n-step transitions, with `future` steps after them where that is not 0.
 
     With `overlap` they bootstrap from the state before the last step, and do not see that step end the trajectory.
+    Several `runs` may share one: the lanes of the first, then those of the next, each with priorities of its own, and
+    with a `Part` for what concerns it alone.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Ring:
         overlap: bool = False,
         sampling: Sampling,
         device: torch.device | str = "cpu",
+        runs: int = 1,
     ) -> None:
-        self.lanes, self.stack, self.future, self.overlap = spec.lanes, spec.stack, future, overlap
+        self.runs, self.lanes = runs, runs * spec.lanes
+        self.stack, self.future, self.overlap = spec.stack, future, overlap
         self.n = steps = max(steps, future)  # of the window that must be complete before its first step is sampled
         # On top of the capacity: the open slot, those it takes from the oldest stacks, and open n-step windows.
-        self.length = -(-capacity // self.lanes) + spec.stack + steps - 1
+        self.length = -(-capacity // spec.lanes) + spec.stack + steps - 1
         slots = self.length * self.lanes
         dtype = torch.uint8 if spec.frame_dtype == "uint8" else torch.float32
         self.frame_dtype = np.dtype(spec.frame_dtype)
@@ -53,23 +57,20 @@ class Ring:
         self.age = torch.zeros(slots, dtype=torch.int64, device=device)  # frames since the trajectory's first
         # What may be played on each frame, where the environment says so.
         self.allowed = torch.ones(slots, spec.num_actions, dtype=torch.bool, device=device) if spec.masked else None
-        self.priorities = Priorities(slots, sampling, device)
+        self.priorities = Priorities(slots, sampling, device, runs)
         self.first = np.arange(self.lanes) * self.length  # of each lane's segment
         self.head = np.zeros(self.lanes, np.int64)  # open slot of each lane, within its segment
         self.waiting = np.zeros(self.lanes, np.int64)  # steps whose n-step window is still open
         self.head_age = np.zeros(self.lanes, np.int64)
-        self.transitions = 0  # sampleable transitions ever written
-        self.wrapped = False  # whether a lane has gone round once
+        self.written = np.zeros(self.lanes, np.int64)  # sampleable transitions ever written
+        self.round = np.zeros(self.lanes, np.bool_)  # whether a lane has gone round once
         self.device = torch.device(device)
         self.open_slots = torch.zeros(self.lanes, dtype=torch.int64, device=device)  # the lanes' open slots
         self._counting = torch.tensor(range(steps + 1), dtype=torch.float32, device=device)
 
     def begin(self, frame: np.ndarray, allowed: np.ndarray | None = None) -> None:
         """Open the first slot of every lane with the first frames, and with what may be played on them."""
-        self.head_age[:] = 0
-        opened = [self._slots(), frame, self.head_age, *([] if allowed is None else [allowed])]
-        self._open(*map(self._to_device, opened))
-        self.open_slots.copy_(self._to_device(self._slots()))
+        Part(self).begin(frame, allowed)
 
     def packed(self, action: np.ndarray, reward: np.ndarray, step: Step) -> np.ndarray:
         """The host's half of a step: completes every lane's open slot with what the action led to, opens the next.
@@ -120,9 +121,7 @@ class Ring:
 
     def uniformly(self, count: int, rng: np.random.Generator, draw: Draw) -> Batch:
         """Draw transitions uniformly, whatever the priorities."""
-        there = (self.priorities.mass > 0).nonzero().squeeze(1)
-        index = there[torch.from_numpy(rng.integers(len(there), size=count)).to(there.device)]
-        return self.gather(index, torch.ones(count, device=there.device), self.priorities.stamp[index], draw)
+        return Part(self).uniformly(count, rng, draw)
 
     def gather(self, index: Tensor, weight: Tensor, stamp: Tensor, draw: Draw) -> Batch:
         """Rebuild the n-step transitions that begin at the given slots."""
@@ -199,13 +198,13 @@ class Ring:
         self.waiting += 1
         ready = (back < self.waiting[:, None]) & (ended[:, None] | (back == self.n - 1))
         self.waiting[:] = np.where(ended, 0, np.minimum(self.waiting, self.n - 1))
-        self.transitions += int(ready.sum())
+        self.written += ready.sum(1)
         return self.first[:, None] + (self.head[:, None] - back) % self.length, ready
 
     def _advance(self, lanes: np.ndarray | slice) -> np.ndarray:
         """Move the heads on; returns the slots there, and those whose stack reached back into them: they are gone."""
         self.head[lanes] = head = (self.head[lanes] + 1) % self.length
-        self.wrapped = self.wrapped or not head.all()
+        self.round[lanes] |= head == 0
         gone: np.ndarray = self.first[lanes][:, None] + (head[:, None] + np.arange(self.stack)) % self.length
         return gone.ravel()
 
@@ -231,36 +230,29 @@ class Ring:
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; slots never written are left out."""
-        used = slice(0, self.length if self.wrapped else int(self.head.max()) + self.stack)
-        state = {
-            name: tensor.view(self.lanes, self.length, *tensor.shape[1:])[:, used] for name, tensor in self._slotted()
-        }
-        return state | {
-            "largest": self.priorities.largest,
-            "head": torch.from_numpy(self.head),
-            "waiting": torch.from_numpy(self.waiting),
-            "head_age": torch.from_numpy(self.head_age),
-            "counters": torch.tensor([self.transitions, int(self.wrapped)]),
-        }
+        return Part(self).state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from `state()`, in place."""
-        self.priorities.mass.zero_()
-        for name, tensor in self._slotted():
-            tensor.view(self.lanes, self.length, *tensor.shape[1:])[:, : state[name].shape[1]].copy_(state[name])
-        self.priorities.largest.copy_(state["largest"])
-        for name, array in (("head", self.head), ("waiting", self.waiting), ("head_age", self.head_age)):
-            array[:] = state[name].numpy()
-        self.transitions, wrapped = state["counters"].tolist()
-        self.wrapped = bool(wrapped)
-        self.open_slots.copy_(self._to_device(self._slots()))
+        Part(self).restore(state)
+
+    @property
+    def transitions(self) -> int:
+        """Sampleable transitions ever written."""
+        return int(self.written.sum())
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether a lane has gone round once."""
+        return bool(self.round.any())
 
     @property
     def nbytes(self) -> int:
         """The memory it takes; on the device `meta` it takes none, and says what it would."""
-        return sum(tensor.nbytes for _, tensor in self._slotted())
+        return sum(tensor.nbytes for _, tensor in self.slotted())
 
-    def _slotted(self) -> list[tuple[str, Tensor]]:
+    def slotted(self) -> list[tuple[str, Tensor]]:
+        """All that is kept of every slot, by name."""
         p = self.priorities
         masks = [] if self.allowed is None else [("allowed", self.allowed)]
         return [
@@ -272,4 +264,73 @@ class Ring:
             ("age", self.age),
             ("mass", p.mass),
             ("stamp", p.stamp),
+        ]
+
+
+class Part:
+    """What of a ring is one run's own: its beginning, its state, what it looks at by itself. Alone, it has all."""
+
+    def __init__(self, ring: Ring, run: int = 0) -> None:
+        lanes = ring.lanes // ring.runs
+        self.ring, self.run, self.lanes = ring, run, slice(run * lanes, (run + 1) * lanes)
+        self.slots = slice(run * lanes * ring.length, (run + 1) * lanes * ring.length)
+        self.open_slots = ring.open_slots[self.lanes]
+        self.frame, self.allowed, self.observation = ring.frame, ring.allowed, ring.observation
+
+    @property
+    def nbytes(self) -> int:
+        """Its share of the ring's memory."""
+        return self.ring.nbytes // self.ring.runs
+
+    def begin(self, frame: np.ndarray, allowed: np.ndarray | None = None) -> None:
+        """Open the first slot of every lane with the first frames, and with what may be played on them."""
+        ring = self.ring
+        ring.head_age[self.lanes] = 0
+        opened = [self._slots(), frame, ring.head_age[self.lanes], *([] if allowed is None else [allowed])]
+        ring._open(*map(ring._to_device, opened))
+        self.open_slots.copy_(ring._to_device(self._slots()))
+
+    def uniformly(self, count: int, rng: np.random.Generator, draw: Draw) -> Batch:
+        """Draw transitions uniformly, whatever the priorities."""
+        ring = self.ring
+        there = self.slots.start + (ring.priorities.mass[self.slots] > 0).nonzero().squeeze(1)
+        index = there[torch.from_numpy(rng.integers(len(there), size=count)).to(there.device)]
+        return ring.gather(index, torch.ones(count, device=there.device), ring.priorities.stamp[index], draw)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue, as tensors; slots never written are left out."""
+        ring, lanes = self.ring, self.lanes
+        wrapped = bool(ring.round[lanes].any())
+        used = slice(0, ring.length if wrapped else int(ring.head[lanes].max()) + ring.stack)
+        return {name: tensor[:, used] for name, tensor in self._slotted()} | {
+            "largest": ring.priorities.largest[self.run],
+            "head": torch.from_numpy(ring.head[lanes]),
+            "waiting": torch.from_numpy(ring.waiting[lanes]),
+            "head_age": torch.from_numpy(ring.head_age[lanes]),
+            "counters": torch.tensor([int(ring.written[lanes].sum()), int(wrapped)]),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from `state()`, in place."""
+        ring, lanes = self.ring, self.lanes
+        ring.priorities.mass[self.slots].zero_()
+        for name, tensor in self._slotted():
+            tensor[:, : state[name].shape[1]].copy_(state[name])
+        ring.priorities.largest[self.run].copy_(state["largest"])
+        for name, array in (("head", ring.head), ("waiting", ring.waiting), ("head_age", ring.head_age)):
+            array[lanes] = state[name].numpy()
+        transitions, wrapped = state["counters"].tolist()
+        ring.written[lanes], ring.round[lanes] = 0, bool(wrapped)
+        ring.written[lanes.start] = transitions
+        self.open_slots.copy_(ring._to_device(self._slots()))
+
+    def _slots(self) -> np.ndarray:
+        return self.ring._slots()[self.lanes]
+
+    def _slotted(self) -> list[tuple[str, Tensor]]:
+        """Of every slot, `[lane, slot, ...]`."""
+        ring = self.ring
+        return [
+            (name, tensor.view(ring.lanes, ring.length, *tensor.shape[1:])[self.lanes])
+            for name, tensor in ring.slotted()
         ]

@@ -4,8 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.device.capture import to_device
+from steadyq.build import acting_for, draw_layout
+from steadyq.device.capture import Captured, to_device
 from steadyq.envs.vector import EnvSpec
+from steadyq.recipe import Recipe
+from steadyq.replay.ring import Ring
+from steadyq.value.learner import Learner
+from steadyq.value.operators import permitted
 
 
 class FrameStack:
@@ -59,6 +64,30 @@ def uniform_among(allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     wanted = np.floor(rng.random(len(allowed)) * allowed.sum(1))  # how many allowed actions come before it
     drawn: np.ndarray = (allowed.cumsum(1) > wanted[:, None]).argmax(1)
     return drawn
+
+
+class Values:
+    """The values by which lanes act, [lane, action], of the observations that are open in the ring; captured."""
+
+    def __init__(self, recipe: Recipe, spec: EnvSpec, learner: Learner, ring: Ring) -> None:
+        self.learner, self.ring, self.online = learner, ring, recipe.explore.act_with == "online"
+        self.acting, device = acting_for(recipe, training=True), learner.device
+        self.member = torch.zeros(ring.lanes, dtype=torch.int64, device=device)  # that each lane's game drew
+        noise = draw_layout(recipe, spec).noise
+        self.noise = torch.zeros(learner.ensemble.members, noise, device=device)  # by which networks act
+        self.captured = Captured(self.on_device, device)
+
+    def __call__(self) -> Tensor:
+        """What the networks say now."""
+        return self.captured(self.ring.open_slots)
+
+    @torch.no_grad()
+    def on_device(self, slots: Tensor) -> Tensor:
+        """What is captured."""
+        learner, observation = self.learner, self.ring.observation(slots)
+        params = learner.online_low if self.online else learner.target_low
+        q = self.acting(learner.values(params, observation, noise=self.noise).q, self.member)
+        return permitted(q, None if self.ring.allowed is None else self.ring.allowed[slots])
 
 
 class EpsilonGreedy:

@@ -243,55 +243,50 @@ _EARLIER: WeakSet[Training] = WeakSet()
 
 
 def _run(recipe: Recipe, writer: Writer, display: Display, callbacks: Sequence[Callback]) -> None:
-    log = writer.path / "events.jsonl"
-    begun = log.is_file() and log.stat().st_size > 0
-    saved = writer.load()
-    if device_for(recipe).type == "cuda" or sum(earlier.ring.nbytes for earlier in _EARLIER) > SMALL_REPLAY:
-        gc.collect()  # replay and graphs of earlier runs in this process
-    training = Training(recipe, writer)
-    _EARLIER.add(training)
-    how = training.computes()
+    training = prepared(recipe, writer)
     with ExitStack() as open_things:
         open_things.callback(training.env.close)
-        if saved is None:
-            if begun:
-                display.note("stopped before its first checkpoint: from the beginning")
-            training.start()
-            writer.event("start", 0, **how)
-        else:
-            _restore(training, saved, writer)
-            writer.event("resume", training.step_count, **how)
-            display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
-            if training.held_back and training.step_count < recipe.steps:
-                training.intervene()  # as it would have been, had the run been asked for all its steps at first
-            if lost := training.env.abandoned():
-                writer.event("abandoned", training.step_count, lanes=lost)
-                display.note(
-                    f"{recipe.env} does not show again what it showed, from the same seed and actions: the running "
-                    f"game is cut and another begins, so the run is not what it would have been uninterrupted (all "
-                    f"that is random must come from reset(seed=...))"
-                )
+        begin_or_go_on(training, writer, display)
         sinks = Sinks(recipe, writer.path, training.step_count)
         open_things.callback(sinks.close)
         session = Session(training, writer, display, sinks, callbacks)
         with stop_requests() as stop, display.live(recipe.steps):
             session.loop(stop)
-        writer.save(training.checkpoint(), training.step_count)
-        if session.stopped:
-            display.note(f"stopped at step {training.step_count:,} of {recipe.steps:,}: {session.stopped}")
-        with display.evaluating(recipe.evaluation.episodes) as progress:
-            try:
-                result = final_result(training, session.said(), progress)
-            except BadEnvironment as error:
-                raise BadEnvironment(
-                    f"{error}; all {training.step_count:,} steps are trained and saved: mend it and run the same "
-                    f"command to evaluate"
-                ) from error
-        sinks.finish(result)
-    writer.finish(result)
-    if not recipe.record.keep_replay:
-        writer.drop_replay()
-    display.finished(result)
+        session.conclude()
+
+
+def prepared(recipe: Recipe, writer: Writer) -> Training:
+    """A run's state before it begins or goes on, with the memory of earlier runs given back."""
+    if device_for(recipe).type == "cuda" or sum(earlier.ring.nbytes for earlier in _EARLIER) > SMALL_REPLAY:
+        gc.collect()  # replay and graphs of earlier runs in this process
+    training = Training(recipe, writer)
+    _EARLIER.add(training)
+    return training
+
+
+def begin_or_go_on(training: Training, writer: Writer, display: Display) -> None:
+    """Begin the run, or go on from its newest checkpoint."""
+    log, recipe, how = writer.path / "events.jsonl", training.recipe, training.computes()
+    begun = log.is_file() and log.stat().st_size > 0
+    saved = writer.load()
+    if saved is None:
+        if begun:
+            display.note("stopped before its first checkpoint: from the beginning")
+        training.start()
+        writer.event("start", 0, **how)
+        return
+    _restore(training, saved, writer)
+    writer.event("resume", training.step_count, **how)
+    display.note(f"continuing at step {training.step_count:,} of {recipe.steps:,}")
+    if training.held_back and training.step_count < recipe.steps:
+        training.intervene()  # as it would have been, had the run been asked for all its steps at first
+    if lost := training.env.abandoned():
+        writer.event("abandoned", training.step_count, lanes=lost)
+        display.note(
+            f"{recipe.env} does not show again what it showed, from the same seed and actions: the running "
+            f"game is cut and another begins, so the run is not what it would have been uninterrupted (all "
+            f"that is random must come from reset(seed=...))"
+        )
 
 
 def tidy(folder: RunFolder, recipe: Recipe) -> None:
@@ -348,11 +343,35 @@ class Session:
             self._between(stop)
             due = before // every != training.step_count // every
             if due or self.stopped or stop.is_set() or self.display.gone:
-                self._finite()
-                self.writer.save(training.checkpoint(), training.step_count)
+                self.save()
             if (stop.is_set() or self.display.gone) and not self.stopped:
                 raise Interrupted(f"stopped at step {training.step_count:,}, saved; run the same command to continue")
         self._finite()
+
+    def save(self) -> None:
+        """Write a checkpoint, of what is finite."""
+        self._finite()
+        self.writer.save(self.training.checkpoint(), self.training.step_count)
+
+    def conclude(self) -> None:
+        """Save and evaluate what the loop has trained, and write the result."""
+        training, writer, display, recipe = self.training, self.writer, self.display, self.recipe
+        writer.save(training.checkpoint(), training.step_count)
+        if self.stopped:
+            display.note(f"stopped at step {training.step_count:,} of {recipe.steps:,}: {self.stopped}")
+        with display.evaluating(recipe.evaluation.episodes) as progress:
+            try:
+                result = final_result(training, self.said(), progress)
+            except BadEnvironment as error:
+                raise BadEnvironment(
+                    f"{error}; all {training.step_count:,} steps are trained and saved: mend it and run the same "
+                    f"command to evaluate"
+                ) from error
+        self.sinks.finish(result)
+        writer.finish(result)
+        if not recipe.record.keep_replay:
+            writer.drop_replay()
+        display.finished(result)
 
     def _step(self) -> None:
         """One step, and everybody is told."""
@@ -368,6 +387,11 @@ class Session:
             raise BadEnvironment(
                 f"{error}; saved at step {training.step_count:,}: mend it and run the same command to continue"
             ) from error
+        self.told(row)
+
+    def told(self, row: dict[str, Any] | None) -> None:
+        """Tell everybody of a step that was made."""
+        training = self.training
         if row is not None:
             self.sinks.write(row)
         if training.diagnosed is not None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,16 +23,17 @@ from steadyq.monitor.watch import Watch, activation_scores
 from steadyq.recipe import Recipe
 from steadyq.replay.episodes import fill
 from steadyq.replay.minari import Dataset
+from steadyq.replay.ring import Part, Ring
 from steadyq.run.callbacks import FinishedGame
 from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
-from steadyq.run.explore import EpsilonGreedy
+from steadyq.run.explore import EpsilonGreedy, Values
 from steadyq.run.progress import mean_of_last
 from steadyq.run.provenance import provenance
 from steadyq.run.update import Draws, Learning
 from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
 from steadyq.value.ceiling import Ceiling
-from steadyq.value.operators import order_for, permitted
+from steadyq.value.operators import order_for
 from steadyq.value.regulation import Evidence, spike_ratios
 from steadyq.value.shapes import Params
 
@@ -59,7 +60,8 @@ class Training:
         self.generator = torch.Generator().manual_seed(recipe.seed)  # initial parameters and resets
         self.rng = np.random.default_rng(recipe.seed)  # exploration, replay draws, exchange orders
         self.learner = learner_for(recipe, self.spec, self.generator, self.device)
-        self.ring = ring_for(recipe, self.spec, self.device)
+        ring = ring_for(recipe, self.spec, self.device)
+        self.ring: Ring | Part = ring
         self.regulation = regulation_for(recipe)
         self.ceiling = Ceiling(self.spec.lanes, Schedule.of(recipe.optim.gamma).largest)
         self.watch = self._watch()
@@ -78,15 +80,21 @@ class Training:
         self.held_back = False  # whether an intervention was due at the last step, and was not made
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
-        self.learning = Learning(self.learner, self.ring, self.draws.layout)
-        self.acting = acting_for(recipe, training=True)
-        self.member = torch.zeros(self.spec.lanes, dtype=torch.int64, device=self.device)  # that each lane's game drew
-        self.noise = torch.zeros(self.draws.layout.shapes["noise"][1:], device=self.device)  # by which networks act
-        self.sums = self.learning.sums
-        self._act = Captured(self._act_on_device, self.device)
-        self._store = Captured(self.ring.write, self.device)
+        self.learning = Learning(self.learner, ring, self.draws.layout)
+        self.values = Values(recipe, self.spec, self.learner, ring)
+        self.sums, self.member, self.noise = self.learning.sums, self.values.member, self.values.noise
+        self._store = Captured(ring.write, self.device)
         self.wall = 0.0
         self._clock = time.monotonic()
+
+    def join(self, learning: Learning, values: Values, place: int) -> None:
+        """Become a part of what learns and acts for several runs; its own is given up."""
+        lanes, members = self.spec.lanes, self.learner.ensemble.members
+        self.learner.join(learning.learner, place)
+        self.ring, self.sums = Part(learning.ring, place), learning.sums[place]
+        self.member = values.member[place * lanes : (place + 1) * lanes]
+        self.noise = values.noise[place * members : (place + 1) * members]
+        del self.learning, self.values, self._store
 
     def start(self) -> None:
         """Begin the first games."""
@@ -108,7 +116,7 @@ class Training:
 
         signs = self.recipe.protocol.reward == "sign"
         episodes = (replace(each, reward=np.sign(each.reward)) if signs else each for each in dataset.episodes())
-        fill(self.ring, episodes, told)
+        fill(self.values.ring, episodes, told)
         self.writer.event("dataset", 0, steps=count, episodes=int(dataset.dataset.total_episodes))
 
     def _saw(self, reward: np.ndarray, step: Step, count: int) -> None:
@@ -129,57 +137,82 @@ class Training:
         Learning comes after the values are asked for and before the actions are taken, on what is stored by then: a GPU
         learns while the emulators play, and nothing depends on which of the two is faster.
         """
-        lanes, recipe = self.spec.lanes, self.recipe
-        self.diagnosed = None
-        before = self.step_count
-        self.step_count += lanes
-        vector_step, warm = self.step_count // lanes, self.offline or self.step_count > recipe.replay.warmup
+        self.begin()
         if self.offline:
-            if vector_step % recipe.replay.every == 0:
-                self.learn_and_watch(recipe.replay.ratio)
-            return self._after(before, warm)
+            if self.learns:
+                learn_watched([self], self.learn, self.recipe.replay.ratio)
+            return self.end()
         action = self.pending
         if action is None:
             q = Readback(self.act_values())
-            share, actions = self.share_random(before), self.spec.num_actions
-            choose = EpsilonGreedy(lanes, actions, share, self.rng, self.allowed)
-            if warm and vector_step % recipe.replay.every == 0:
-                self.learn_and_watch(recipe.replay.ratio)
+            choose = self.chooser()
+            if self.learns:
+                learn_watched([self], self.learn, self.recipe.replay.ratio)
             action = choose(q.numpy())
+        step = self.play(action)
+        reward = self.reward(step)
+        self._store(to_device(self.values.ring.packed(action, reward, step), self.device))
+        self.played(reward, step)
+        return self.end()
+
+    def begin(self) -> None:
+        """Count the step that is about to be made."""
+        self.diagnosed = None
+        self.step_count += self.spec.lanes
+
+    @property
+    def warm(self) -> bool:
+        """Whether there is enough to learn from."""
+        return self.offline or self.step_count > self.recipe.replay.warmup
+
+    @property
+    def learns(self) -> bool:
+        """Whether updates are due in this step."""
+        return self.warm and self.step_count // self.spec.lanes % self.recipe.replay.every == 0
+
+    def draw_noise(self) -> None:
+        """Draw the noise by which noisy networks act, one for all lanes."""
+        if self.noise.numel():
+            self.noise.copy_(to_device(self.rng.standard_normal(self.noise.shape, np.float32), self.device))
+
+    def act_values(self) -> Tensor:
+        """The value by which the ensemble acts, [lane, action]."""
+        self.draw_noise()
+        return self.values()
+
+    def chooser(self) -> EpsilonGreedy:
+        """What chooses by the values, once they are there."""
+        share = self.share_random(self.step_count - self.spec.lanes)
+        return EpsilonGreedy(self.spec.lanes, self.spec.num_actions, share, self.rng, self.allowed)
+
+    def play(self, action: np.ndarray) -> Step:
+        """Play one action in each lane."""
         try:
             step = self.env.step(action)
         except Exception:
             # The last step that was played stays the last: what was learned since is kept with the action to play.
-            self.pending, self.step_count = action, before
+            self.pending, self.step_count = action, self.step_count - self.spec.lanes
             raise
         self.pending, self.allowed = None, step.allowed
-        reward = np.sign(step.reward) if recipe.protocol.reward == "sign" else step.reward
-        self._store(to_device(self.ring.packed(action, reward, step), self.device))
+        return step
+
+    def reward(self, step: Step) -> np.ndarray:
+        """What the learner is told of a step's reward."""
+        return np.sign(step.reward) if self.recipe.protocol.reward == "sign" else step.reward
+
+    def played(self, reward: np.ndarray, step: Step) -> None:
+        """Take a step, which is stored, into what is counted."""
         self._saw(reward, step, self.step_count)
         self.frames += int(step.frames.sum())
         self._count_games(step.score, step.game_over)
-        return self._after(before, warm)
 
-    def _after(self, before: int, warm: bool) -> dict[str, Any] | None:
+    def end(self) -> dict[str, Any] | None:
         """What is due at the end of a step: a row, which is returned, and what the regulation says."""
-        recipe = self.recipe
+        recipe, before = self.recipe, self.step_count - self.spec.lanes
         row = self.record() if before // recipe.record.every != self.step_count // recipe.record.every else None
-        if warm:
+        if self.warm:
             self.regulate(measuring=self.step_count // self.spec.lanes % recipe.regulation.every == 0)
         return row
-
-    def act_values(self) -> Tensor:
-        """The value by which the ensemble acts, [lane, action]; noisy networks with fresh noise, one for all lanes."""
-        if self.noise.numel():
-            self.noise.copy_(to_device(self.rng.standard_normal(self.noise.shape, np.float32), self.device))
-        return self._act(self.ring.open_slots)
-
-    @torch.no_grad()
-    def _act_on_device(self, slots: Tensor) -> Tensor:
-        learner, observation = self.learner, self.ring.observation(slots)
-        params = learner.online_low if self.recipe.explore.act_with == "online" else learner.target_low
-        q = self.acting(learner.values(params, observation, noise=self.noise).q, self.member)
-        return permitted(q, None if self.ring.allowed is None else self.ring.allowed[slots])
 
     def share_random(self, step: int) -> float:
         """Epsilon after so many steps."""
@@ -187,13 +220,17 @@ class Training:
 
     def learn(self, updates: int = 1) -> None:
         """Update on fresh batches; what is random in all of them travels to the device at once."""
+        drawn = self.drawn(updates)
+        for packed in to_device(np.array(drawn), self.device) if drawn else ():
+            self.learning(packed)
+
+    def drawn(self, updates: int) -> list[np.ndarray]:
+        """What is random or scheduled in the next updates."""
         since = self.learner.since_restart
-        drawn = [
+        return [
             self.draws(self.rng, forbids=self.forbids, step=self.step_count, since=since + done)
             for done in range(updates)
         ]
-        for packed in to_device(np.array(drawn), self.device) if drawn else ():
-            self.learning(packed)
 
     @property
     def forbids(self) -> bool:
@@ -201,18 +238,8 @@ class Training:
         forbid = self.recipe.operator.forbid
         return forbid == "rewarded" or (forbid == "auto" and self.rewarded_share < 0.5)
 
-    def learn_and_watch(self, updates: int) -> None:
-        """Update, with the diagnostics around one of the last updates if they are due."""
-        watch = self.watch
-        if watch is None or not watch.due(self.step_count):
-            return self.learn(updates)
-        # Where the last update ends in a hard copy the two networks are the same for a moment: look one update earlier.
-        after = int(self.learner.copies_after(updates))
-        if after == updates:
-            return self.learn()
-        self.learn(updates - 1 - after)
-        watch.before(self.learner)
-        self.learn()
+    def look(self, watch: Watch) -> None:
+        """Take a row of diagnostics, after the update that `watch.before` has seen coming."""
         own, since = np.random.default_rng([self.recipe.seed, self.step_count, 1]), self.learner.since_restart
         draw = self.draws.layout.plain(
             self.device,
@@ -223,7 +250,6 @@ class Training:
         )
         self.diagnosed = watch.measure(self.step_count, self.learner, self.ring, draw)
         self.writer.diagnostic(self.diagnosed)
-        self.learn(after)
 
     def regulate(self, measuring: bool) -> None:
         """Measure every monitored layer's spike ratio where that is due, and intervene where the regulation says so.
@@ -489,6 +515,24 @@ class Training:
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
+
+
+def learn_watched(runs: Sequence[Training], learn: Callable[[int], None], updates: int) -> None:
+    """Update, with every run's diagnostics around one of the last updates if they are due; they are for all at once."""
+    watches = [(run, run.watch) for run in runs if run.watch is not None and run.watch.due(run.step_count)]
+    if not watches:
+        return learn(updates)
+    # Where the last update ends in a hard copy the two networks are the same for a moment: look one update earlier.
+    after = int(runs[0].learner.copies_after(updates))
+    if after == updates:
+        return learn(1)
+    learn(updates - 1 - after)
+    for run, watch in watches:
+        watch.before(run.learner)
+    learn(1)
+    for run, watch in watches:
+        run.look(watch)
+    learn(after)
 
 
 def final_result(

@@ -70,13 +70,15 @@ class Learning:
     """The device's half, called with a packed draw: sample, learn, set priorities, add up what was measured.
 
     Everything random or decided by the host comes in through that vector, so that a captured graph never repeats it.
+    Where the learner is that of several runs, there is a vector for each, `[run, number]`.
     """
 
     def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout) -> None:
         self.learner, self.ring, self.layout = learner, ring, layout
+        runs = (learner.runs,) if learner.runs > 1 else ()
         measured = len(learner.measured)
-        self.sums = torch.zeros(measured + 1, device=learner.device)  # of what updates measured, and their number
-        self.one = torch.ones((), device=learner.device)
+        self.sums = torch.zeros(*runs, measured + 1, device=learner.device)  # of what updates measured, their number
+        self.one = torch.ones(runs, device=learner.device)
         self.captured = Captured(self.on_device, learner.device)
 
     def __call__(self, packed: Tensor) -> None:
@@ -86,8 +88,9 @@ class Learning:
 
     def on_device(self, packed: Tensor) -> Tensor:
         """What is captured."""
-        draw = self.layout.unpack(packed)
+        draw = self.layout.unpack(packed) if packed.dim() == 1 else self.layout.together(packed)
         batch = self.ring.sample(draw)
         update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
-        return self.sums.add_(torch.stack([*(update.measures[name] for name in self.learner.measured), self.one]))
+        measures = [update.measures[name] for name in self.learner.measured]
+        return self.sums.add_(torch.stack([*measures, self.one], -1))

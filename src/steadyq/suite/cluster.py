@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ OPEN = (
 
 class RayCluster:
     """Every run is a Ray task; Ray queues what has no room yet."""
+
+    abreast = 1
 
     def __init__(self, on: str, threads: int, gpus_per_run: float | None, retries: int) -> None:
         ray = _ray()
@@ -69,23 +71,24 @@ class RayCluster:
         """Ray queues what it cannot place yet."""
         return True
 
-    def start(self, entry: Any) -> None:
-        """Submit a run; if its worker or node dies, Ray starts it again, and it goes on from its last checkpoint.
+    def start(self, entries: Sequence[Any]) -> None:
+        """Submit runs; if a run's worker or node dies, Ray starts it again, and it goes on from its last checkpoint.
 
         A process trains one run only: its GPU memory is then free again, and the settings it made die with it.
         """
         variables = {"OMP_NUM_THREADS": str(self.threads), "STEADYQ_COMMAND": command_line() or ""}
         variables |= {name: os.environ[name] for name in ("STEADYQ_COMMIT", NO_VERIFY) if os.environ.get(name)}
         task = self.ray.remote(max_calls=1)(train_on_node).options(
-            name=entry.run.name,
+            name=entries[0].run.name,
             num_cpus=self.threads,
             num_gpus=self.gpus,
             max_retries=self.retries,
             runtime_env={"env_vars": variables},
         )
-        recipe = entry.run.recipe
-        reference = task.remote(recipe.to_toml(), str(entry.folder.path.absolute()), search_path(recipe))
-        self.tasks[reference] = entry
+        for entry in entries:
+            recipe = entry.run.recipe
+            reference = task.remote(recipe.to_toml(), str(entry.folder.path.absolute()), search_path(recipe))
+            self.tasks[reference] = entry
 
     def poll(self) -> list[tuple[Any, Ending, str]]:
         """Collect tasks that have ended."""

@@ -10,6 +10,7 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from rich.console import Console
@@ -17,8 +18,10 @@ from rich.console import Console
 from steadyq.build import wants_gpu
 from steadyq.errors import UserError
 from steadyq.run.files import replace_text
+from steadyq.run.group import reached
 from steadyq.run.loop import stop_requests, tidy
 from steadyq.run.progress import plural
+from steadyq.run.together import alike, alone_because
 from steadyq.suite.board import Board
 from steadyq.suite.local import local_launcher
 from steadyq.suite.mps import Wanted
@@ -42,6 +45,8 @@ class Launcher(Protocol):
     """Runs that learn at the same time at full speed, as far as known: those on one GPU share it."""
     on_gpu: bool
     """Whether runs get a share of a GPU."""
+    abreast: int
+    """How many runs that differ in their seed alone it trains as one program, at most."""
 
     def open(self) -> str:
         """Get ready to start runs; returns what there is to say about it, or nothing."""
@@ -49,8 +54,8 @@ class Launcher(Protocol):
     def room(self) -> bool:
         """Whether one more run can be started now."""
 
-    def start(self, entry: Entry) -> None:
-        """Start or continue a run."""
+    def start(self, entries: Sequence[Entry]) -> None:
+        """Start or continue a run, or several together."""
 
     def poll(self) -> list[tuple[Entry, Ending, str]]:
         """Runs that ended since the last call: how, and with which last words."""
@@ -66,18 +71,26 @@ class Launcher(Protocol):
 
 
 def launcher_for(
-    on: str, plan: Plan, jobs: int | None, gpus_per_run: float | None, retries: int, mps: Wanted = "auto"
+    on: str,
+    plan: Plan,
+    jobs: int | None,
+    gpus_per_run: float | None,
+    retries: int,
+    mps: Wanted = "auto",
+    abreast: int = 1,
 ) -> Launcher:
     """What `--on` names: this machine, or a Ray cluster (the extra `cluster`)."""
     runs = [entry.run for entry in plan.entries]
     if on == "local":
-        return local_launcher(runs, plan.out, jobs, gpus_per_run, mps)
+        return local_launcher(runs, plan.out, jobs, gpus_per_run, mps, abreast)
     if on != "ray" and not on.startswith("ray://"):
         raise UserError(f"--on cannot be {on!r}: choose local, ray or ray://host:port")
     if jobs is not None:
         raise UserError("--jobs is for this machine: Ray places runs by CPUs and --gpus-per-run")
     if mps != "auto":
         raise UserError("--mps is for this machine: on a Ray cluster its nodes decide")
+    if abreast != 1:
+        raise UserError("--together is for this machine: on a Ray cluster every run is a task of its own")
     from steadyq.suite.cluster import RayCluster
 
     cluster = RayCluster(on, max(run.recipe.compute.threads for run in runs), gpus_per_run, retries)
@@ -139,8 +152,28 @@ def _fill(entries: Sequence[Entry], launcher: Launcher, board: Board) -> None:
             if entry.look() == "finished":
                 board.say(f"finished elsewhere  {entry.run.name}")
         if entry.state == "waiting" and now >= entry.not_before and launcher.room():
-            entry.state = "running"
-            launcher.start(entry)
+            group = [entry, *companions(entry, entries, launcher.abreast - 1)]
+            for each in group:
+                each.state = "running"
+            launcher.start(group)
+
+
+def companions(entry: Entry, entries: Sequence[Entry], most: int) -> list[Entry]:
+    """Up to so many waiting runs that differ from a run in their seed alone, and go on from the same step."""
+    recipe, step = alike(entry.run.recipe), reached(entry.folder)
+    if not most or entry.alone or alone_because(recipe):
+        return []
+    others = (
+        other
+        for other in entries
+        if other is not entry
+        and other.state == "waiting"
+        and not other.alone
+        and other.run.label == entry.run.label
+        and alike(other.run.recipe) == recipe
+        and reached(other.folder) == step
+    )
+    return list(islice(others, most))
 
 
 def _account(entry: Entry, ending: Ending, words: str, retries: int, board: Board) -> None:
@@ -158,11 +191,14 @@ def _account(entry: Entry, ending: Ending, words: str, retries: int, board: Boar
     elif "diverged" in (ending, now):
         entry.state = "diverged"
         board.say(f"diverged  {entry.run.name}: {words}")
+    elif ending == "apart":
+        entry.alone = True
+        board.say(f"goes on alone  {entry.run.name}: {words}")
     elif ending == "refused":
         entry.state = "failed"
         board.say(f"failed  {entry.run.name}: {words}")
     elif ending != "stopped":
-        entry.attempts += 1
+        entry.alone, entry.attempts = True, entry.attempts + 1
         entry.state = "waiting" if entry.attempts <= retries else "failed"
         what = f"again, {entry.attempts} of {retries}" if entry.state == "waiting" else "no more retries"
         board.say(f"crashed ({what})  {entry.run.name}: {words}")

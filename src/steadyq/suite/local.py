@@ -1,6 +1,7 @@
 """Runs as processes of this machine, within its CPU and GPU slots."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -26,16 +27,16 @@ from steadyq.suite.worker import EXIT, START, Ending, isolated, search_path, sen
 
 @dataclass(frozen=True)
 class Child:
-    """A run's process."""
+    """The process of a run, or of several that are trained together."""
 
-    entry: Entry
+    entries: tuple[Entry, ...]
     process: subprocess.Popen[str]
     log: Path
     gpu: int | None
 
 
 class LocalProcesses:
-    """One process per run, as many at a time as there are CPU slots and GPU slots."""
+    """One process per run or per group of `abreast` runs, as many at a time as there are CPU slots and GPU slots."""
 
     def __init__(
         self,
@@ -45,9 +46,10 @@ class LocalProcesses:
         gpus: int = 0,
         wanted: mps.Wanted = "auto",
         sharing: Sharing | None = None,
+        abreast: int = 1,
     ) -> None:
-        """Where `sharing` is given, it decides how many runs a GPU gets; else their share of one does."""
-        self.out, self.children, self.jobs = out, list[Child](), jobs
+        """Where `sharing` is given, it decides how many processes a GPU gets; else their share of one does."""
+        self.out, self.children, self.jobs, self.abreast = out, list[Child](), jobs, abreast
         self.wanted, self.note = wanted, ""
         self.service: mps.Service | None = None
         self.gpus = range(gpus) if gpus_per_run else range(0)
@@ -60,6 +62,8 @@ class LocalProcesses:
         if sharing is not None and sharing.most > 1:
             self.together = sharing.most
             self.words = f"this machine ({plural(gpus, 'GPU')}), as many runs on each as pays, {sharing.most} at most"
+        if abreast > 1:
+            self.words += f", each up to {abreast} seeds in one program"
 
     @property
     def parallel(self) -> int:
@@ -77,8 +81,9 @@ class LocalProcesses:
         """Whether a slot is free."""
         return len(self.children) < self.parallel
 
-    def start(self, entry: Entry) -> None:
-        """Start the run's process: its own session, so that Ctrl-C reaches it through the sweep alone."""
+    def start(self, entries: Sequence[Entry]) -> None:
+        """Start the runs' process: its own session, so that Ctrl-C reaches it through the sweep alone."""
+        entry, folders = entries[0], json.dumps([str(each.folder.path) for each in entries])
         gpu = min(self.gpus, key=self._on, default=None)  # the emptiest: fewer runs than slots spread over all GPUs
         log = self.out / "logs" / f"{entry.run.name}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ class LocalProcesses:
         refuse_links(log.parent)
         with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", START, str(entry.folder.path), *search_path(entry.run.recipe)],
+                [sys.executable, "-c", START, folders, *search_path(entry.run.recipe)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -102,8 +107,9 @@ class LocalProcesses:
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a process that died at once is seen by poll
-            send(process.stdin, entry.run.recipe)
-        self.children.append(Child(entry, process, log, gpu))
+            for each in entries:
+                send(process.stdin, each.run.recipe)
+        self.children.append(Child(tuple(entries), process, log, gpu))
 
     def poll(self) -> list[tuple[Entry, Ending, str]]:
         """Collect processes that have ended."""
@@ -112,11 +118,16 @@ class LocalProcesses:
         for child in ended:
             _hang_up(child.process)
         endings = {code: ending for ending, code in EXIT.items()}
-        return [(child.entry, endings.get(child.process.returncode, "crashed"), _last_words(child)) for child in ended]
+        return [
+            (entry, endings.get(child.process.returncode, "crashed"), _last_words(child))
+            for child in ended
+            for entry in child.entries
+        ]
 
     def news(self) -> str:
         """What was found about sharing GPUs since the last call."""
-        return self.sharing.look([child.entry.folder.path for child in self.children]) if self.sharing else ""
+        folders = [[entry.folder.path for entry in child.entries] for child in self.children]
+        return self.sharing.look(folders) if self.sharing else ""
 
     def stop(self) -> None:
         """Send SIGTERM: the run saves its state between two steps."""
@@ -148,6 +159,7 @@ def local_launcher(
     jobs: int | None,
     share: float | None,
     wanted: mps.Wanted = "auto",
+    abreast: int = 1,
 ) -> LocalProcesses:
     """Slots of this machine: by default as many runs on a GPU as pays where there is one, else one for each core."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -165,8 +177,9 @@ def local_launcher(
         cores = max(1, len(os.sched_getaffinity(0)) // threads)
         jobs = cores if not share else max(gpus, cores) if measured else slots(share) * gpus
     within("--jobs", jobs, 1)
+    within("--together", abreast, 1)
     sharing = Sharing(gpus, min(jobs, len(study_runs)) // gpus) if measured and share else None
-    return LocalProcesses(out, jobs, share, gpus, wanted, sharing)
+    return LocalProcesses(out, jobs, share, gpus, wanted, sharing, abreast)
 
 
 def _visible(gpu: int | None) -> str:

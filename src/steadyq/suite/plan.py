@@ -43,6 +43,8 @@ class Entry:
     """Steps a second between the last two rows that were seen."""
     seconds: float = 0.0
     message: str = ""
+    alone: bool = False
+    """Whether it is not to be trained together with others any more."""
 
     @property
     def share(self) -> float:

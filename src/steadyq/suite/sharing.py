@@ -53,9 +53,10 @@ class Sharing:
         self.settled = self.most == 1
         self.pace = Pace()
 
-    def look(self, folders: Sequence[Path]) -> str:
-        """Read how the running runs get on, and decide; returns what there is to say."""
-        if self.settled or len(folders) < self.runs * self.gpus or (speed := self.pace.together(folders)) is None:
+    def look(self, running: Sequence[Sequence[Path]]) -> str:
+        """Read how the running runs get on, process by process, and decide; returns what there is to say."""
+        folders = [folder for process in running for folder in process]
+        if self.settled or len(running) < self.runs * self.gpus or (speed := self.pace.together(folders)) is None:
             return ""
         self.tried.append((self.runs, speed))
         taken, more = self.memory(), min(2 * self.runs, self.most)

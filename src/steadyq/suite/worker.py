@@ -1,27 +1,32 @@
-"""One run of a sweep in a process of its own: the recipe comes in on stdin, the ending goes out as the exit code.
+"""Runs of a sweep in a process of their own, one or several together: recipes come in on stdin, the ending goes out as
+the exit code.
 
-The recipe is followed by a line that ends it, and stdin stays open as long as the sweep lives: when it closes, however
+Each recipe is followed by a line that ends it, and stdin stays open as long as the sweep lives: when it closes, however
 the sweep came to its end, the process stops between two steps with its state saved, or does not even begin.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
 from steadyq.envs.modules import folders_of
 from steadyq.errors import UserError, printable
 from steadyq.recipe import Recipe
+from steadyq.run.group import Apart, train_together
 from steadyq.run.loop import Interrupted, train
 from steadyq.run.step import Diverged
 from steadyq.run.writer import Busy
 
-Ending = Literal["finished", "refused", "diverged", "busy", "stopped", "crashed"]
+Ending = Literal["finished", "refused", "diverged", "busy", "apart", "stopped", "crashed"]
 
-EXIT: dict[Ending, int] = {"finished": 0, "crashed": 1, "refused": 2, "diverged": 3, "busy": 75, "stopped": 130}
+EXIT: dict[Ending, int] = {
+    "finished": 0, "crashed": 1, "refused": 2, "diverged": 3, "busy": 75, "apart": 76, "stopped": 130,
+}  # fmt: skip
 
 START = "import sys; sys.path += sys.argv[2:]; from steadyq.suite.worker import main; main()"
 """What the process runs: what it needs is found last, and nothing in the working folder at all (`isolated`)."""
@@ -72,14 +77,29 @@ def train_once(recipe: Recipe, folder: Path) -> tuple[Ending, str]:
     return "finished", ""
 
 
+def train_all(recipes: Sequence[Recipe], folders: Sequence[Path]) -> tuple[Ending, str]:
+    """Train or continue runs together, or the only one, and say how all of them ended."""
+    if len(recipes) == 1:
+        return train_once(recipes[0], folders[0])
+    try:
+        train_together(recipes, folders)
+    except Interrupted as stop:
+        return "stopped", str(stop)
+    except Apart as why:
+        return "apart", str(why)
+    return "finished", ""
+
+
 def main() -> None:
-    """Train the recipe on stdin in the folder given."""
+    """Train the recipes on stdin in the folders given."""
+    folders = [Path(folder) for folder in json.loads(sys.argv[1])]
     with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as stream:
-        recipe = receive(stream)
-    if recipe is None:
+        received = [receive(stream) for _ in folders]
+    recipes = [recipe for recipe in received if recipe is not None]
+    if len(recipes) < len(folders):
         sys.exit(EXIT["stopped"])
     threading.Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
-    ending, message = train_once(recipe, Path(sys.argv[1]))
+    ending, message = train_all(recipes, folders)
     if message:
         print(printable(message), file=sys.stderr, flush=True)
     sys.exit(EXIT[ending])

@@ -25,7 +25,7 @@ class Estimator(Protocol):
         """Mean of the predicted return, `[..., atom] -> [...]`."""
 
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
-        """Bellman backup y[member, batch, atom] of z_next[member, batch, atom], held below the ceiling."""
+        """Bellman backup y[member, batch, atom] of z_next[member, batch, atom], held below a ceiling [] or [batch]."""
 
     def loss(self, z: Tensor, y: Tensor, tau: Tensor | None = None) -> Tensor:
         """Regression loss of z towards y, `[member, batch, atom] x 2 -> [member, batch]`.
@@ -60,7 +60,7 @@ class Returns:
 
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
         """Return r + discount z_k, each atom at most the ceiling."""
-        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling)
+        return torch.minimum(reward[..., None] + discount[:, None] * z, ceiling[..., None])
 
     def mix(self, z: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted mean of the atoms, each with its like."""
@@ -72,7 +72,7 @@ class Returns:
 
     def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
         """Share of atoms at the ceiling."""
-        return (y >= ceiling).float().mean(-1)
+        return (y >= ceiling[..., None]).float().mean(-1)
 
     def crossing(self, z: Tensor) -> Tensor | None:
         """Share of neighbours in the wrong order; a single atom has none."""
@@ -144,7 +144,8 @@ class Categorical:
     def backup(self, z: Tensor, reward: Tensor, discount: Tensor, ceiling: Tensor) -> Tensor:
         """Return probabilities: the next distribution, moved, held below the ceiling, and projected on the grid."""
         support, spacing = self.support(z), (self.high - self.low) / (self.atoms - 1)
-        moved = torch.minimum(reward[:, None] + discount[:, None] * support, self.bound(ceiling))  # [batch, atom]
+        bound = self.bound(ceiling)[..., None]
+        moved = torch.minimum(reward[:, None] + discount[:, None] * support, bound)  # [batch, atom]
         moved = moved.clamp(self.low, self.high)
         hat = (1 - (moved[:, None, :] - support[:, None]).abs() / spacing).clamp_min(0)  # [batch, atom, next atom]
         return torch.einsum("bij,mbj->mbi", hat, z.softmax(-1))
@@ -163,7 +164,7 @@ class Categorical:
 
     def held(self, y: Tensor, ceiling: Tensor) -> Tensor:
         """Probability at the ceiling's grid point."""
-        return (y * (self.support(y) >= self.bound(ceiling))).sum(-1)
+        return (y * (self.support(y) >= self.bound(ceiling)[..., None])).sum(-1)
 
     def crossing(self, z: Tensor) -> Tensor | None:
         """Probabilities have no order."""
@@ -172,7 +173,7 @@ class Categorical:
     def bound(self, ceiling: Tensor) -> Tensor:
         """The first grid point at or above the ceiling, infinite above the grid."""
         support = self.support(ceiling)
-        return torch.where(support >= ceiling, support, torch.inf).min()
+        return torch.where(support >= ceiling[..., None], support, torch.inf).amin(-1)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,9 @@ class Learner:
 
     Forward passes read `online_low` and `target_low`: the parameters themselves, or copies of lower precision. Whoever
     writes `online` or `target` from outside calls `refresh` afterwards.
+
+    Where the ensemble's stack is that of several runs, a batch holds the samples of all of them, one run after another:
+    every run learns from its own, at the pace of all, and `Learner.join` makes its own learner a part of this one.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Learner:
         device: torch.device | str = "cpu",
         auxiliary: Auxiliary | None = None,
     ) -> None:
-        self.ensemble = ensemble
+        self.ensemble, self.runs = ensemble, ensemble.runs
         self.estimator = estimator
         self.operator = operator
         self.settings = settings
@@ -100,7 +103,8 @@ class Learner:
         self.earlier = replace(ensemble, members=older * ensemble.members)
         replacement = settings.replacement
         self.utility = None if replacement is None else Utility(replacement, ensemble, self.device)
-        self.ceiling = torch.full((), torch.inf, device=device)
+        self.ceiling = torch.full((self.runs,) if self.runs > 1 else (), torch.inf, device=device)
+        self.whole: Learner | None = None  # that this one is a part of
         self.updates = self.restarted = 0  # gradient steps, and their number at the last scheduled reset
 
     @property
@@ -155,8 +159,12 @@ class Learner:
             here = self.target_values(batch.observation, taus, noise)
             here = Values(here.z, permitted(here.q, batch.allowed))
             reward = reward + self.operator.bonus(here, batch)
-        y = self.estimator.backup(z_next, reward, batch.discount, self.ceiling)
+        y = self.estimator.backup(z_next, reward, batch.discount, self.bound(batch))
         return y, target, self.weight(z_next, batch)
+
+    def bound(self, batch: Batch) -> Tensor:
+        """The ceiling, of each sample where samples are of several runs."""
+        return self.ceiling if self.runs == 1 else self.ceiling.repeat_interleave(len(batch.action) // self.runs)
 
     def weight(self, z_next: Tensor, batch: Batch) -> Tensor:
         """Importance weights, times sigmoid(-certainty x spread of the members' bootstraps) + 1/2 as in SUNRISE."""
@@ -168,7 +176,7 @@ class Learner:
     def loss(self, now: Values, batch: Batch, y: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return the weighted loss summed over members that keep a sample, and all losses `[member, batch]`."""
         each = self.each(now.z, batch, y, draw)
-        return weighted(each, batch, draw.keep), each
+        return weighted(each, batch, draw.keep, self.runs), each
 
     def each(self, z: Tensor, batch: Batch, y: Tensor, draw: Draw) -> Tensor:
         """Return every member's loss of every sample `[member, batch]`; of one mixture of them, `[1, batch]`."""
@@ -193,7 +201,7 @@ class Learner:
         measures: dict[str, Tensor] = {}
         if auxiliary is not None and predicted is not None and goal is not None:
             beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]
-            loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep)
+            loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep, self.runs)
             measures["auxiliary"] = (batch.weight * beyond.detach()).mean()
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         gradient = dict(zip(leaves, slopes, strict=True))
@@ -208,12 +216,16 @@ class Learner:
             if self.utility:
                 self.utility.add_(put_out, self.online)
             beside.join()
-            measures |= {"gradient_norm": norm.mean(), "gradient_clipped": (norm > self.settings.clip).float().mean()}
+            norm = norm.view(self.runs, -1)
+            clipped = (norm > self.settings.clip).float()
+            measures |= {"gradient_norm": norm.mean(1).squeeze(), "gradient_clipped": clipped.mean(1).squeeze()}
         return Update(priority=each.mean(0), measures=measures)
 
     def step_(self, gradient: Params, draw: Draw) -> Tensor:
         """Move online and target parameters; returns each member's gradient norm."""
-        settings, active = self.settings, draw.keep.amax(1) if draw.keep.shape[1] else None
+        settings, active = self.settings, None
+        if draw.keep.shape[1]:
+            active = draw.keep.view(len(draw.keep), self.runs, -1).amax(2).T.flatten()
         tau = None if settings.hard_copy_every else settings.tau
         if self.flat is not None:
             norm = self.flat.step_(gradient, settings.clip, tau, active, draw.rate)
@@ -236,8 +248,30 @@ class Learner:
 
     def refresh(self) -> None:
         """Bring what forward passes read up to date with `online` and `target`."""
-        if self.flat is not None:
-            self.flat.refresh_()
+        learner = self if self.whole is None else self.whole
+        if learner.flat is not None:
+            learner.flat.refresh_()
+
+    def join(self, whole: "Learner", run: int) -> None:
+        """Become a run's part of a learner of several, which begins with what this one has."""
+        own = slice(run * self.ensemble.members, (run + 1) * self.ensemble.members)
+
+        def part(params: Params) -> Params:
+            return {name: p[own] for name, p in params.items()}
+
+        def moved(params: Params, into: Params) -> Params:
+            found = part(into)
+            for name, p in found.items():
+                p.copy_(params[name])
+            return found
+
+        self.initial = moved(self.initial, whole.initial)
+        self.online, self.target = moved(self.online, whole.online), moved(self.target, whole.target)
+        self.online_low, self.target_low = part(whole.online_low), part(whole.target_low)
+        adam = whole.adam
+        self.adam = AdamState(part(adam.first), part(adam.second), part(adam.step))
+        self.ceiling, self.flat, self.whole = whole.ceiling[run], None, whole
+        self.refresh()
 
     def copies_after(self, updates: int) -> bool:
         """Whether so many updates from now end in a copy of the target, where not every update does."""
@@ -269,23 +303,31 @@ class Learner:
         same = target.q.mean(0).argmax(-1) == batch.action
         every = {
             "loss": batch.weight * each,
-            "q_taken": taken,
+            "q_taken": taken[..., 0],
             "q_max": permitted(q, batch.allowed).max(-1).values,
-            "q_spread": q.std(0, correction=0),
+            "q_spread": q.std(0, correction=0).T,
             "target": self.estimator.value(y),
-            "clipped": self.estimator.held(y, self.ceiling),
+            "clipped": self.estimator.held(y, self.bound(batch)),
             "same_action": same,
             "rewarded": rewarded,
             "same_action_and_rewarded": same & rewarded,
-        }
-        return dict(zip(every, means(list(every.values())), strict=True))
+        }  # the batch comes last
+        return dict(zip(every, means(list(every.values()), self.runs), strict=True))
 
 
-def means(several: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The mean of each tensor, of numbers or truths: four launches, however many there are."""
-    own, share = _shares(tuple(each.numel() for each in several), several[0].device)
-    joined = torch.cat([each.flatten() for each in several])
-    return (torch.where(own, joined, 0.0).sum(1) * share).unbind()  # where, so that what is infinite stays alone
+def means(several: Sequence[Tensor], runs: int = 1) -> tuple[Tensor, ...]:
+    """The mean of each tensor, of numbers or truths: four launches, however many there are.
+
+    Where the last dimension is the samples of several runs, one run after another, the mean of each run, `[run]`.
+    """
+    own, share = _shares(tuple(each.numel() // runs for each in several), several[0].device)
+    if runs == 1:
+        joined = torch.cat([each.flatten() for each in several])
+    else:
+        own, share = own[:, None], share[:, None]
+        parts = [each.reshape(*each.shape[:-1], runs, -1).movedim(-2, 0) for each in several]
+        joined = torch.cat([part.flatten(1) for part in parts], 1)
+    return (torch.where(own, joined, 0.0).sum(-1) * share).unbind()  # where, so that what is infinite stays alone
 
 
 @cache
@@ -296,7 +338,8 @@ def _shares(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     return own.to(device), share.to(device)
 
 
-def weighted(each: Tensor, batch: Batch, keep: Tensor) -> Tensor:
-    """Return the loss summed over members that keep a sample, weighted, and averaged over the batch."""
+def weighted(each: Tensor, batch: Batch, keep: Tensor, runs: int = 1) -> Tensor:
+    """Return the loss summed over members that keep a sample, weighted, and averaged over the batch of a run."""
     kept = each * keep[: len(each)] if keep.shape[1] else each
-    return (batch.weight * kept.sum(0)).mean()
+    loss = (batch.weight * kept.sum(0)).mean()
+    return loss if runs == 1 else runs * loss

@@ -60,7 +60,7 @@ def take(z: Tensor, a: Tensor) -> Tensor:
 def forbid_rewarded_action(q: Tensor, action: Tensor, rewarded: Tensor, active: Tensor) -> Tensor:
     """Return q with the taken action at -inf wherever it was rewarded: a' != a if r > 0 (Eq. l.369)."""
     taken = torch.arange(q.shape[-1], device=q.device) == action[:, None]  # [batch, action]
-    return q.masked_fill(taken & rewarded[:, None] & active, -torch.inf)
+    return q.masked_fill(taken & (rewarded & active)[:, None], -torch.inf)
 
 
 def permitted(q: Tensor, allowed: Tensor | None) -> Tensor:
@@ -69,8 +69,8 @@ def permitted(q: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def exchange(a: Tensor, order: Tensor) -> Tensor:
-    """Return for each member i the actions that member order[i] selected."""
-    return a[order]
+    """Return for each member i the actions that member order[i] selected, `order[member]` or `[member, batch]`."""
+    return a[order] if order.dim() == 1 else a.gather(0, order)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Maxmin(Operator):
 
     def __call__(self, online: Values, target: Values, batch: Batch, draw: Draw) -> Tensor:
         """Return for all members z_i(s', a*), a* = argmax_a min_j q_j, i the member whose value of a* is the least."""
-        drawn = target.q.masked_fill((draw.share == 0)[:, None, None], torch.inf)
+        left_out = draw.share.view(len(draw.share), -1, 1) == 0  # [member, batch or 1, 1]
+        drawn = target.q.masked_fill(left_out, torch.inf)
         least, whose = drawn.min(0)  # [batch, action] each
         a = greedy(least)  # [batch]
         i = whose.gather(1, a[:, None]).squeeze(1)
@@ -134,7 +135,8 @@ class Mixture(Operator):
 
     def blend(self, z: Tensor, draw: Draw) -> Tensor:
         """Return sum_i share_i z_i, [1, ...]."""
-        return self.estimator.mix(z.movedim(0, -2), draw.share)[None]
+        share = draw.share.view(len(draw.share), -1).T  # [batch or 1, member]
+        return self.estimator.mix(z.movedim(0, -2), share.view(-1, *[1] * (z.dim() - 3), len(z)))[None]
 
     def shares(self, members: int, rng: np.random.Generator) -> np.ndarray:
         """Uniform numbers over their sum."""

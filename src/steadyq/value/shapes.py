@@ -69,7 +69,11 @@ APART = ("future", "views")
 
 @dataclass(frozen=True)
 class Draw:
-    """All randomness and host decisions of one update, drawn outside so that a captured step never freezes them."""
+    """All randomness and host decisions of one update, drawn outside so that a captured step never freezes them.
+
+    Where several runs learn together, their samples are one batch, and what differs between runs is said of every
+    sample: `order`, `keep` and `share` are `[member, batch]`, `forbid` is `[batch]` (`DrawLayout.together`).
+    """
 
     order: Tensor  # [member] whose selected action each member values
     forbid: Tensor  # [] bool: is the rewarded action forbidden in this update?
@@ -92,6 +96,10 @@ KINDS = {
     "noise": "real", "views": "exact",
 }  # fmt: skip
 """What the numbers of a draw become on the device: whole numbers, float32, float64 as they travel, or bool."""
+
+
+SECOND = ("shift", "intensity", "taus", "noise", "views")
+"""Fields of a draw whose samples, or members, come second."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,29 @@ class DrawLayout:
         """The draw that was packed."""
         kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
         return Draw(**{name: kinds[KINDS[name]][place].view(shape) for name, (place, shape) in self.places.items()})
+
+    def together(self, packed: Tensor) -> Draw:
+        """The draws of several runs, `[run, number]`, as one for all their samples, with the schedules of the first."""
+        runs = len(packed)
+        kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
+        parts = {name: kinds[KINDS[name]][:, place].view(runs, *shape) for name, (place, shape) in self.places.items()}
+
+        def each(part: Tensor) -> Tensor:
+            """`[run, member]` or `[run, member, batch or 1]`, said of every sample: `[member, run * batch]`."""
+            part = part.expand(-1, -1, self.batch) if part.dim() == 3 else part[..., None].expand(-1, -1, self.batch)
+            return part.transpose(0, 1).flatten(1)
+
+        return Draw(
+            order=each(parts["order"]),
+            forbid=parts["forbid"].repeat_interleave(self.batch),
+            keep=each(parts["keep"]) if self.keep else parts["keep"][0],
+            rate=parts["rate"][0],
+            horizon=parts["horizon"][0],
+            gamma=parts["gamma"][0],
+            share=each(parts["share"]),
+            uniform=parts["uniform"].flatten(),
+            **{name: parts[name].transpose(0, 1).flatten(1, 2) for name in SECOND},
+        )
 
     def plain(self, device: torch.device | str = "cpu", **values: Any) -> Draw:
         """A draw that decides nothing, but for what is given: own order, nothing forbidden, all learn from all.
