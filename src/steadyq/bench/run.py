@@ -44,10 +44,12 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "steps", "onnx", "env", "cpu", "images")
+SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "together", "steps", "onnx", "env", "cpu", "images")
 ON_GPU = SECTIONS[:5]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
+TOGETHER, SEEDS = (("CartPole-v1", "dqn"), ("MinAtar/Breakout", "dqn"), ("MinAtar/Breakout", "steady")), (1, 2, 5, 10)
+TOGETHER_SECONDS = 8.0
 STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 TIMED_ON = "Atari/Breakout"
@@ -165,6 +167,15 @@ class Bench:
         for runs, mps in SHARED:
             rows.append(sharing_times("Atari/Breakout", "swift", runs, mps, SHARED_SECONDS, {}))
             self.keep(f"{plural(runs, 'run')}, MPS {mps}: {rows[-1]['steps_per_second']:,.0f} steps/s together")
+
+    def together(self) -> None:
+        """Seeds trained as one program."""
+        rows = self.results.setdefault("together", [])
+        for env, preset in TOGETHER:
+            for seeds in SEEDS:
+                rows.append(sharing_times(env, preset, 1, "off", TOGETHER_SECONDS, {}, seeds))
+                speed = f"{rows[-1]['steps_per_second']:,.0f} steps/s together"
+                self.keep(f"{preset} on {env}, {plural(seeds, 'seed')} in one program: {speed}")
 
     def steps(self) -> None:
         """Whole steps of training: a small network anywhere, an Atari agent where there is a GPU."""

@@ -47,6 +47,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield from (growth(name, values) for name, values in results["growth"].items() if values)
     if "sharing" in results:
         yield sharing(results["sharing"])
+    if "together" in results:
+        yield together(results["together"])
     if "steps" in results:
         yield steps(results["steps"])
     if "onnx" in results:
@@ -155,6 +157,16 @@ def sharing(rows: list[Row]) -> Sheet:
         how = (row["preset"], row["env"], "yes" if row["mps"] else "no")
         body.append((str(row["runs"]), *how, f"{row['steps_per_second']:,.0f}", times, memory))
     return Sheet("Runs side by side", columns, body)
+
+
+def together(rows: list[Row]) -> Sheet:
+    """Seeds in one program."""
+    body, alone = [], {(row["env"], row["preset"]): row["steps_per_second"] for row in rows if row["together"] == 1}
+    for row in rows:
+        speed, one = row["steps_per_second"], alone.get((row["env"], row["preset"]))
+        times = f"{speed / one:.2f}" if one else ""
+        body.append((row["env"], row["preset"], str(row["together"]), f"{speed:,.0f}", times))
+    return Sheet("Seeds in one program", ("environment", "preset", "seeds", "steps/s together", "times one seed"), body)
 
 
 def steps(rows: list[Row]) -> Sheet:
