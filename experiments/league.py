@@ -155,7 +155,7 @@ def run(part: str, study: Study, args: argparse.Namespace) -> int:
     """Run what is missing, as long as there is time, and pack what has come to an end."""
     gather(part, args.runs)
     plan = make_plan(study, args.runs)
-    launcher = launcher_for("local", plan, args.jobs, args.gpus_per_run, retries=1)
+    launcher = launcher_for("local", plan, args.jobs, args.gpus_per_run, retries=1, abreast=args.together)
     print(f"{len(plan.todo)} of {len(plan.entries)} runs to do on {launcher.words}", flush=True)
     code = launch(plan, launcher, Console(width=160), retries=1, minutes=args.minutes)
     ended = [entry.folder.path for entry in plan.entries if not entry.left]
@@ -279,6 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same command continues")
     parser.add_argument("--jobs", type=int, help="runs at a time; by default one for each core")
     parser.add_argument("--gpus-per-run", type=float, help="as of `steadyq sweep`; 0 trains on the CPU")
+    parser.add_argument("--together", type=int, default=len(SEEDS), help="seeds trained as one program, at most")
     parser.add_argument("--archive", type=Path, help="what is packed; by default results/league-PART.tar.xz")
     args = parser.parse_args(arguments)
     args.runs = args.runs.with_name(f"{args.runs.name}-{args.command}")

@@ -1,6 +1,6 @@
 """The league's grid and its rule, its archives, and a league that is played in two pieces by real runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +11,7 @@ from steadyq import presets
 from steadyq.suite.archive import unpacked
 from steadyq.suite.plan import Entry
 from steadyq.suite.study import find_study
-from steadyq.suite.worker import Ending, train_once
+from steadyq.suite.worker import Ending, train_all
 
 TINY = {
     "record.every": 50,
@@ -40,10 +40,10 @@ def league(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 class Here:
     """Trains in this process: half of the league does, where starting processes would take most of the time."""
 
-    words, parallel = "this process", 1
+    words, parallel, abreast = "this process", 1, 2
 
     def __init__(self) -> None:
-        self.waiting: list[Entry] = []
+        self.waiting: list[Sequence[Entry]] = []
 
     def open(self) -> str:
         return ""
@@ -54,13 +54,14 @@ class Here:
     def room(self) -> bool:
         return not self.waiting
 
-    def start(self, entry: Entry) -> None:
-        self.waiting.append(entry)
+    def start(self, entries: Sequence[Entry]) -> None:
+        self.waiting.append(entries)
 
     def poll(self) -> Iterator[tuple[Entry, Ending, str]]:
         while self.waiting:
-            entry = self.waiting.pop()
-            yield entry, *train_once(entry.run.recipe, entry.folder.path)
+            entries = self.waiting.pop()
+            ending = train_all([entry.run.recipe for entry in entries], [entry.folder.path for entry in entries])
+            yield from ((entry, *ending) for entry in entries)
 
     def stop(self) -> None:
         raise AssertionError("nobody asked")
