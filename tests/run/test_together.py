@@ -184,7 +184,9 @@ def test_killed_together_they_go_on_together_to_the_same_end(how: signal.Signals
         for name, tensor in wanted.items():
             assert torch.equal(found[name], tensor), name
         assert told(killed, "metrics") == told(whole, "metrics")
-        assert RunFolder(killed).result is not None
+        result = RunFolder(killed).result
+        assert result is not None
+        assert result["together"] == len(SEEDS)
 
 
 def test_a_run_that_began_together_goes_on_alone(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_run_that_began_together_goes_on_alone(tmp_path: Path) -> None:
         run.writer.close()
     folder = train(recipe.override({"seed": 1}), run=tmp_path / "1", quiet=True)
     assert folder.result is not None
-    assert folder.result["steps"] == 400
+    assert (folder.result["steps"], "together" in folder.result) == (400, False)
     assert [event["step"] for event in folder.events() if event["event"] == "resume"] == [200]
 
 

@@ -84,6 +84,7 @@ class Training:
         self.values = Values(recipe, self.spec, self.learner, ring)
         self.sums, self.member, self.noise = self.learning.sums, self.values.member, self.values.noise
         self._store = Captured(ring.write, self.device)
+        self.together = 1  # how many runs are trained as one program with it, itself included
         self.wall = 0.0
         self._clock = time.monotonic()
 
@@ -94,6 +95,7 @@ class Training:
         self.ring, self.sums = Part(learning.ring, place), learning.sums[place]
         self.member = values.member[place * lanes : (place + 1) * lanes]
         self.noise = values.noise[place * members : (place + 1) * members]
+        self.together = learning.learner.runs
         del self.learning, self.values, self._store
 
     def start(self) -> None:
@@ -388,9 +390,10 @@ class Training:
             drawn = self.rng.integers(self.recipe.ensemble.members, size=len(lanes))
             self.member.copy_(to_device(np.where(lanes, drawn, self.member.cpu().numpy()), self.device))
 
-    def computes(self) -> dict[str, str]:
-        """Where and how the updates run."""
-        return computing(self.learner.ensemble, self.device)
+    def computes(self) -> dict[str, Any]:
+        """Where and how the updates run, and of how many runs together."""
+        how = computing(self.learner.ensemble, self.device)
+        return how if self.together == 1 else {**how, "together": self.together}
 
     def agent(self) -> Agent:
         """The agent as it acts now."""

@@ -33,6 +33,7 @@ def alone_because(recipe: Recipe) -> str:
         "units that are replaced": recipe.regulation.intervention == "replace",
         "a dataset": bool(recipe.replay.dataset),
         "evaluations on the way": recipe.evaluation.every > 0,
+        "a logger of one run a process": recipe.record.wandb or recipe.record.trackio,
     }
     return next((words for words, holds in why.items() if holds), "")
 

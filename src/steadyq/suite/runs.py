@@ -209,7 +209,10 @@ _NUMBERS = (
     "evaluation_seconds",
     "evaluation_epsilon",
 )
-_COUNTS = ("steps", "frames", "updates", "games", "resets", "episodes", "random_episodes", "different_games", "seed")
+_COUNTS = (
+    *("steps", "frames", "updates", "games", "resets", "episodes", "random_episodes", "different_games", "seed"),
+    "together",
+)
 _TEXTS = (
     *("command", "commit", "device", "form", "precision"),
     *("env", "preset", "scale", "protocol", "evaluated_networks"),
