@@ -181,10 +181,28 @@ def test_a_variant_without_changes_is_the_preset_itself() -> None:
 def test_an_unknown_suite_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown suite 'ensemble-sise': did you mean 'ensemble-size'\?"):
         find_study("ensemble-sise")
+    with pytest.raises(UserError, match="no environment 'CartPole-v9'"):
+        find_study("CartPole-v9")
+    with pytest.raises(UserError, match="did you mean 'Breakout'"):
+        find_study("MinAtar/Brekout")
     with pytest.raises(UserError, match="no study file"):
         find_study(str(tmp_path / "mine.toml"))
     (tmp_path / "mine.toml").write_text(mini())
     assert find_study(str(tmp_path / "mine.toml")).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "folder"),
+    [
+        ("CartPole-v1", "Gymnasium/CartPole-v1", "Gymnasium-CartPole-v1"),
+        ("minatar/breakout", "MinAtar/Breakout", "MinAtar-Breakout"),
+        ("my_rooms:make", "Gymnasium/my_rooms:make", "Gymnasium-my-rooms-make"),
+    ],
+)
+def test_an_environment_is_a_suite_of_one_game(name: str, env: str, folder: str) -> None:
+    study = find_study(name)
+    assert (study.games, study.name, study.seeds) == ((env,), folder, (0,))
+    assert read_study(study.to_toml(), "again") == study
 
 
 @pytest.mark.parametrize(

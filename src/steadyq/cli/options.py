@@ -171,6 +171,8 @@ def _nearest_option(option: str, known: set[str]) -> str:
     leaf = option.removeprefix("--").split(".")[-1]
     if (ours := f"--{SYNONYMS.get(leaf, '')}".replace("_", "-")) in known:
         return f"did you mean {ours}?"
+    if leaf == "seeds" and "--seed" in known:
+        return "did you mean --seed? (several seeds: `steadyq sweep ENV --seeds 5`)"
     if (several := f"--env.{leaf}s") in _FIELDS:
         return f"did you mean {several}?"
     same_leaf = sorted(name for name in known if name.removeprefix("--").split(".")[-1] == leaf)

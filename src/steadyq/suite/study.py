@@ -205,14 +205,22 @@ def suite_names() -> tuple[str, ...]:
 
 
 def find_study(name: str) -> Study:
-    """Return a suite or study by its name, or from the file at a path; an unknown name raises naming the nearest."""
+    """Return a suite or study by its name, from the file at a path, or of one environment; an unknown name raises and
+    says the nearest.
+    """
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"no study file {name}")
         return read_study(_study_text(path), path.stem)
+    if re.search(r"[/:]|-v\d+$", name):
+        env = envs.canonical(name)
+        return Study(file_name(env), env, "How well does it play, over seeds?", (env,))
     if name not in suite_names():
-        raise UserError(f"unknown suite {name!r}: {nearest(name, suite_names())} (or the path of a .toml file)")
+        raise UserError(
+            f"unknown suite {name!r}: {nearest(name, suite_names())} (or an environment such as CartPole-v1, or the "
+            "path of a .toml file)"
+        )
     file = resources.files("steadyq.suite").joinpath("studies", f"{name}.toml")
     return read_study(file.read_text(encoding="utf-8"), name)
 
