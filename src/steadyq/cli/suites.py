@@ -21,8 +21,8 @@ class SweepOptions:
     """Run a suite or study; the same command continues it. Any option of `train` with a dot in it applies to all runs.
 
     Suites: minatar, atari100k, procgen, ablation4. Studies: ensemble-size, decoupling, reset, replay-ratio,
-    spike-heatmap, bound, exchange, head-width, or the path of a .toml file like theirs. An environment is a suite of one:
-    `steadyq sweep CartPole-v1 --preset dqn --seeds 5`.
+    spike-heatmap, bound, exchange, head-width, or the path of a .toml file like theirs. An environment is a suite
+    of one game: `steadyq sweep CartPole-v1 --preset dqn --seeds 5`.
     """
 
     suite: Annotated[str, tyro.conf.Positional]
