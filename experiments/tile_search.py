@@ -11,6 +11,7 @@ tile in use it is printed as a row of `tiles.MEASURED`, and written there if ask
 import argparse
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -187,14 +188,18 @@ def main() -> None:
             break
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         times, exact = searched(one, configs), one.exact()
-        own, best = configs[0], next(config for config in times if right(one, config, exact))
-        print(f"{one.layer}: {times[own]:.1f} -> {times[best]:.1f} us, {len(times)} tiles", flush=True)
+        best = next((config for config in times if right(one, config, exact)), None)
+        if best is None:
+            print(f"{one.layer}: none of {len(times)} tiles agrees with float32", flush=True)
+            continue
+        own = times.get(configs[0], math.inf)
+        print(f"{one.layer}: {own:.1f} -> {times[best]:.1f} us, {len(times)} tiles", flush=True)
         found.append({"layer": one.layer, "us": [[asdict(config), us] for config, us in times.items()]})
-        if times[best] < (1 - args.gain) * times[own]:
+        if times[best] < (1 - args.gain) * own:
             rows.append(row(one.layer, best))
+        if args.json:
+            args.json.write_text(json.dumps({"tiles": found, "machine": provenance()}) + "\n")
     print("\n".join(rows))
-    if args.json:
-        args.json.write_text(json.dumps({"tiles": found, "machine": provenance()}) + "\n")
     if args.write and rows:
         old = tuple(row.split(":")[0] for row in rows)
         kept = [line for line in args.write.read_text().splitlines() if not line.startswith(old)]

@@ -459,10 +459,10 @@ def ring_for(recipe: Recipe, spec: EnvSpec, device: torch.device, runs: int = 1)
     )
 
 
-def check_memory(recipe: Recipe, spec: EnvSpec) -> None:
-    """Raise if the networks or the replay buffer cannot fit into the device's memory."""
+def check_memory(recipe: Recipe, spec: EnvSpec, runs: int = 1) -> None:
+    """Raise if the networks or the replay buffer of so many runs cannot fit into the device's memory."""
     device = device_for(recipe)
-    have = memory(device)
+    have = memory(device) // runs
     weights = sum(math.prod(shape) for shape in ensemble_for(recipe, spec).shapes().values())
     copies = COPIES + recipe.operator.snapshots - 1 + int(recipe.auxiliary.kind == "curl")
     if (size := 4 * copies * weights) > have:

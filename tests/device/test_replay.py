@@ -67,14 +67,18 @@ def filled(
 @inside
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize(("slots", "count"), [(1, 1), (7, 5), (100, 32), (1000, 33)])
-def test_slots_are_searched_as_in_plain_pytorch(slots: int, count: int, beta: float) -> None:
+@pytest.mark.parametrize("runs", [1, 3])
+def test_slots_are_searched_as_in_plain_pytorch(slots: int, count: int, beta: float, runs: int) -> None:
     torch.manual_seed(slots)
-    found = Priorities(slots, Sampling(beta=beta))
-    found.mass.copy_(torch.rand(slots, dtype=torch.float64) * (torch.rand(slots) < 0.6))
-    found.mass[slots // 2] = 0.5
+    found = Priorities(runs * slots, Sampling(beta=beta), runs=runs)
+    found.mass.copy_(torch.rand(runs * slots, dtype=torch.float64) * (torch.rand(runs * slots) < 0.6))
+    found.mass[slots // 2 :: slots] = 0.5
     found.stamp.random_(0, 9)
-    for uniform in (torch.rand(count, dtype=torch.float64), torch.full((count,), 1 - 1e-16, dtype=torch.float64)):
+    random = torch.rand(runs * count, dtype=torch.float64)
+    for uniform in (random, torch.full((runs * count,), 1 - 1e-16, dtype=torch.float64)):
         index, weight, stamp = found.sample(uniform)
+        assert (found.mass[index] > 0).all()
+        assert torch.equal(index // slots, torch.arange(runs).repeat_interleave(count))
         with plainly():
             same, weights, stamps = found.sample(uniform)
         assert torch.equal(index, same)

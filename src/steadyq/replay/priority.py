@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from steadyq.device.kernels import replay
 from steadyq.device.kernels.triton import available
@@ -48,9 +49,12 @@ class Priorities:
         Where several runs share the slots, each has its part of the batch, and draws from its own.
         """
         count = uniform.shape[0] // self.runs
-        prefix = self.mass.view(self.runs, -1).cumsum(1)
-        if self.runs == 1 and available(prefix):
-            return replay.search(prefix[0], self.mass, self.stamp, uniform, self.sampling.beta)
+        prefix = self.mass.cumsum(0)  # over all runs: a GPU adds up one row fast, and several slowly
+        if available(prefix):
+            return replay.search(prefix, self.mass, self.stamp, uniform, self.sampling.beta, self.runs)
+        prefix = prefix.view(self.runs, -1)
+        if self.runs > 1:
+            prefix = prefix - functional.pad(prefix[:-1, -1:], (0, 0, 1, 0))
         strata = torch.arange(count, device=uniform.device, dtype=torch.float64)
         total = prefix[:, -1:]
         point = (strata + uniform.view(self.runs, -1).double()) / count * total

@@ -57,7 +57,7 @@ def _train(folders: Sequence[RunFolder], recipes: Sequence[Recipe]) -> None:
         raise Apart("they are at different steps")
     check_sinks(first)
     spec = envs.spec(first.env, first.protocol)
-    check_memory(first, spec)
+    check_memory(first, spec, 2 * len(recipes))  # each begins with its own, until they join
     prepare_process(threads_for(work(ensemble_for(first, spec), first.replay.batch), first.compute.threads))
     display = Display()
     with ExitStack() as open_things:
@@ -75,6 +75,8 @@ def _train(folders: Sequence[RunFolder], recipes: Sequence[Recipe]) -> None:
             sinks = Sinks(training.recipe, writer.path, training.step_count)
             open_things.callback(sinks.close)
             sessions.append(Session(training, writer, display, sinks, ()))
+            if sessions[-1].stopped:
+                raise Apart(f"{writer.path} was stopped before its last step")
         with stop_requests() as stop:
             _loop(together, sessions, stop)
         for session in sessions:
@@ -93,3 +95,5 @@ def _loop(together: Together, sessions: Sequence[Session], stop: threading.Event
                 session.save()
         if stop.is_set():
             raise Interrupted(f"stopped at step {first.step_count:,}, saved; run the same command to continue")
+    for session in sessions:  # all of them before the first is evaluated, which takes a while
+        session.save()

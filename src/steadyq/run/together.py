@@ -6,6 +6,7 @@ can go on alone. What they share is the device's half of a step, so that they go
 run say of each other's values stays within the run.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -56,6 +57,9 @@ class Together:
         self._store = Captured(self.ring.write, self.device)
         for place, run in enumerate(runs):
             run.join(self.learning, self.values, place)
+        if self.device.type == "cuda":  # what each had of its own is given back
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def step(self) -> list[dict[str, Any] | None]:
         """One step of every run, as `Training.step` makes it; returns the rows of metrics that were due."""

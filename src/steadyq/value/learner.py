@@ -301,6 +301,7 @@ class Learner:
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
         rewarded = batch.rewarded
         same = target.q.mean(0).argmax(-1) == batch.action
+        flags = torch.stack((same, rewarded, same & rewarded)).float()  # a GPU joins what is of one kind at once
         every = {
             "loss": batch.weight * each,
             "q_taken": taken[..., 0],
@@ -308,15 +309,15 @@ class Learner:
             "q_spread": q.std(0, correction=0).T,
             "target": self.estimator.value(y),
             "clipped": self.estimator.held(y, self.bound(batch)),
-            "same_action": same,
-            "rewarded": rewarded,
-            "same_action_and_rewarded": same & rewarded,
+            "same_action": flags[0],
+            "rewarded": flags[1],
+            "same_action_and_rewarded": flags[2],
         }  # the batch comes last
         return dict(zip(every, means(list(every.values()), self.runs), strict=True))
 
 
 def means(several: Sequence[Tensor], runs: int = 1) -> tuple[Tensor, ...]:
-    """The mean of each tensor, of numbers or truths: four launches, however many there are.
+    """The mean of each tensor: four launches, however many there are.
 
     Where the last dimension is the samples of several runs, one run after another, the mean of each run, `[run]`.
     """

@@ -19,16 +19,19 @@ SLOTS, POSITIONS = 32, 256
 def _search_kernel(
     prefix, mass, stamp, uniform, index, weight, written, slots, count, beta, steps: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    i = tl.arange(0, block)
-    real = i < count
-    total = tl.load(prefix + slots - 1)
-    point = (i.to(tl.float64) + tl.load(uniform + i, mask=real, other=0.0)) / count * total
+    run = tl.program_id(0).to(tl.int64)
+    i = run * count + tl.arange(0, block)
+    real = tl.arange(0, block) < count
+    first, end = run * slots, run * slots + slots
+    before = tl.load(prefix + first - 1, mask=run > 0, other=0.0)
+    total = tl.load(prefix + end - 1) - before
+    point = (tl.arange(0, block).to(tl.float64) + tl.load(uniform + i, mask=real, other=0.0)) / count * total
     point = tl.minimum(point, total - total * 1e-12)
-    low = tl.zeros((block,), tl.int64)
-    high = low + slots
+    low = tl.zeros((block,), tl.int64) + first
+    high = tl.zeros((block,), tl.int64) + end
     for _ in range(steps):
         middle = (low + high) // 2
-        below = (low < high) & (tl.load(prefix + middle, mask=middle < slots, other=0.0) <= point)
+        below = (low < high) & (tl.load(prefix + middle, mask=middle < end, other=0.0) - before <= point)
         low = tl.where(below, middle + 1, low)
         high = tl.where(below, high, middle)
     own = tl.load(mass + low, mask=real, other=1e300)
@@ -38,17 +41,22 @@ def _search_kernel(
     tl.store(written + i, tl.load(stamp + low, mask=real), mask=real)
 
 
-def search(prefix: Tensor, mass: Tensor, stamp: Tensor, uniform: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """One slot per stratum of the masses whose sums `prefix` holds, its importance weight, and its stamp."""
-    slots, count = len(prefix), len(uniform)
+def search(
+    prefix: Tensor, mass: Tensor, stamp: Tensor, uniform: Tensor, beta: float, runs: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One slot per stratum of the masses whose sums `prefix` holds, its importance weight, and its stamp; of several
+    runs, each of its own part of the slots.
+    """
+    slots, count = len(prefix) // runs, len(uniform) // runs
     index, written, weight = (
-        _slots(uniform, count),
-        _slots(uniform, count),
-        uniform.new_empty(count, dtype=torch.float32),
+        _slots(uniform, len(uniform)),
+        _slots(uniform, len(uniform)),
+        uniform.new_empty(len(uniform), dtype=torch.float32),
     )
+    block = power(count, 2)
     launch(
-        _search_kernel, (1,), prefix, mass, stamp, uniform, index, weight, written, slots, count, beta,
-        steps=slots.bit_length(), block=power(count, 2), num_warps=max(1, min(8, count // 64)),
+        _search_kernel, (runs,), prefix, mass, stamp, uniform, index, weight, written, slots, count, beta,
+        steps=slots.bit_length(), block=block, num_warps=max(1, min(8, block // 64)),
     )  # fmt: skip
     return index, weight, written
 
