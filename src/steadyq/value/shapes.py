@@ -167,14 +167,20 @@ class DrawLayout:
 
     def unpack(self, packed: Tensor) -> Draw:
         """The draw that was packed."""
+        return Draw(**self._fields(packed))
+
+    def _fields(self, packed: Tensor) -> dict[str, Tensor]:
+        """The fields of one vector, or of each of several."""
         kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
-        return Draw(**{name: kinds[KINDS[name]][place].view(shape) for name, (place, shape) in self.places.items()})
+        several = packed.shape[:-1]
+        return {
+            name: kinds[KINDS[name]][..., place].view((*several, *shape))
+            for name, (place, shape) in self.places.items()
+        }
 
     def together(self, packed: Tensor) -> Draw:
         """The draws of several runs, `[run, number]`, as one for all their samples, with the schedules of the first."""
-        runs = len(packed)
-        kinds = {"exact": packed.long(), "real": packed.float(), "wide": packed, "truth": packed > 0}
-        parts = {name: kinds[KINDS[name]][:, place].view(runs, *shape) for name, (place, shape) in self.places.items()}
+        parts = self._fields(packed)
 
         def each(part: Tensor) -> Tensor:
             """`[run, member]` or `[run, member, batch or 1]`, said of every sample: `[member, run * batch]`."""
