@@ -35,8 +35,9 @@ from steadyq.run.evaluate import play_games, random_policy
 from steadyq.run.folder import SMALL_REPLAY, RunFolder, default_path
 from steadyq.run.interim import Interim
 from steadyq.run.progress import Display, Terminal
+from steadyq.run.result import final_result
 from steadyq.run.sinks import Sinks, check_sinks
-from steadyq.run.step import Diverged, Training, final_result
+from steadyq.run.step import Diverged, Training
 from steadyq.run.writer import Busy, Checkpoint, Writer, begin
 from steadyq.schedule import Schedule
 from steadyq.scores.random_policy import stored

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,10 +25,8 @@ from steadyq.replay.episodes import fill
 from steadyq.replay.minari import Dataset
 from steadyq.replay.ring import Part, Ring
 from steadyq.run.callbacks import FinishedGame
-from steadyq.run.evaluate import greedy_policy, play_games, random_baseline, scored
 from steadyq.run.explore import EpsilonGreedy, Values
 from steadyq.run.progress import mean_of_last
-from steadyq.run.provenance import provenance
 from steadyq.run.update import Draws, Learning
 from steadyq.run.writer import Checkpoint, Writer
 from steadyq.schedule import Schedule
@@ -536,48 +534,6 @@ def learn_watched(runs: Sequence[Training], learn: Callable[[int], None], update
     for run, watch in watches:
         run.look(watch)
     learn(after)
-
-
-def final_result(
-    training: Training, said: Mapping[str, Any], progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Evaluate the final weights and a random policy, and say what was run on what."""
-    recipe, start = training.recipe, time.monotonic()
-    games = play_games(
-        greedy_policy(training.agent()),
-        recipe.env,
-        recipe.protocol,
-        episodes=recipe.evaluation.episodes,
-        seed=recipe.seed,
-        epsilon=recipe.evaluation.epsilon,
-        device=str(training.device),
-        progress=progress,
-    )
-    evaluation = time.monotonic() - start
-    baseline = random_baseline(
-        recipe.env, recipe.protocol, episodes=recipe.evaluation.random_episodes, seed=recipe.seed
-    )
-    return {
-        "env": recipe.env,
-        "preset": recipe.preset,
-        "scale": recipe.scale,
-        "seed": recipe.seed,
-        "protocol": recipe.protocol.name,
-        "steps": training.step_count,
-        "frames": training.frames,
-        "updates": training.learner.updates,
-        "games": training.games,
-        "resets": training.resets,
-        **scored(games, baseline),
-        "evaluation_epsilon": recipe.evaluation.epsilon,
-        "evaluated_networks": recipe.explore.act_with,
-        "training_return_10": mean_of_last(10, training.recent),
-        **said,
-        **training.computes(),
-        "wall_seconds": round(training.wall, 1),
-        "evaluation_seconds": round(evaluation, 1),
-        **provenance(),
-    }
 
 
 def _rounded(ratios: Tensor) -> list[list[float | None]]:
