@@ -160,9 +160,9 @@ def _fill(entries: Sequence[Entry], launcher: Launcher, board: Board) -> None:
 
 def companions(entry: Entry, entries: Sequence[Entry], most: int) -> list[Entry]:
     """Up to so many waiting runs that differ from a run in their seed alone, and go on from the same step."""
-    recipe, step = alike(entry.run.recipe), reached(entry.folder)
-    if not most or entry.alone or alone_because(recipe):
+    if not most or entry.alone or alone_because(entry.run.recipe):
         return []
+    recipe, step = alike(entry.run.recipe), reached(entry.folder)
     others = (
         other
         for other in entries
