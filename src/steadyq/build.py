@@ -13,7 +13,9 @@ from typing import Any, assert_never
 
 import torch
 
+from steadyq.device.cpu import LARGE
 from steadyq.device.kernels.triton import compiles
+from steadyq.device.program import compiler
 from steadyq.envs.factories import network_factory
 from steadyq.envs.vector import EnvSpec
 from steadyq.errors import UserError, one_line, shown
@@ -125,6 +127,25 @@ def form_for(recipe: Recipe, network: Network) -> Form:
         raise UserError("compute.form kernels needs a GPU and Triton: use auto, stacked or loop")
     check(network, wanted)
     return wanted
+
+
+LONG = 20_000
+"""Updates from which it pays to compile them on a CPU."""
+
+
+def compiled_for(recipe: Recipe, ensemble: Ensemble) -> bool:
+    """Whether updates and acting are compiled on a CPU; a GPU captures them in any case."""
+    wanted = recipe.compute.compile
+    if wanted == "never" or device_for(recipe).type != "cpu":
+        return False
+    if wanted == "always":
+        if not compiler():
+            raise UserError(
+                "compute.compile always needs a C++ compiler and Python's headers: install them or use auto"
+            )
+        return True
+    small = ensemble.form != "loop" and work(ensemble, recipe.replay.batch) < LARGE
+    return small and recipe.updates >= LONG and bool(compiler())
 
 
 def network_for(recipe: Recipe, spec: EnvSpec) -> Network:

@@ -630,6 +630,10 @@ class ComputeSection:
     """
     form: Literal["auto", "kernels", "stacked", "loop"] = "auto"
     """How members run: all at once in our GPU kernels or in grouped layers, or one after another (the reference)."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """On a CPU: compile updates and acting, in half a minute the first time. auto: small networks, from 20,000 updates
+    on, where a C++ compiler is found.
+    """
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -1,8 +1,9 @@
-"""Where a function of tensors becomes a CUDA graph, and where the host waits for one; on a CPU there is neither."""
+"""Where a function of tensors becomes a CUDA graph or, on a CPU, a compiled program; where the host waits for a GPU."""
 
 import gc
 import os
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,9 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from steadyq.device.program import Program
+from steadyq.errors import one_line
+
 
 class Captured:
-    """Calls `function(tensor) -> tensor`; on a GPU, after a few ordinary calls, replays it as one graph.
+    """Calls `function(tensor) -> tensor`; on a GPU, after a few ordinary calls, replays it as one graph; on a CPU, if
+    it is to be `compiled`, as one program.
 
     The function may change state in place at fixed addresses, and must take everything that varies through its one
     argument, of fixed shape: a graph replays frozen random state. The first calls run ordinarily because kernels are
@@ -23,14 +28,16 @@ class Captured:
 
     warm_calls = 3
 
-    def __init__(self, function: Callable[[Tensor], Tensor], device: torch.device) -> None:
-        self.function, self.device = function, device
+    def __init__(self, function: Callable[[Tensor], Tensor], device: torch.device, compiled: bool = False) -> None:
+        self.function, self.device, self.compiled = function, device, compiled
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, argument: Tensor) -> Tensor:
         """Call the function, or replay it with `argument` copied into the graph's own input."""
         if self.device.type != "cuda":
+            if self.compiled:
+                self._compile(argument)
             return self.function(argument)
         if self.calls == 0:
             self.argument = argument.to(self.device, copy=True)
@@ -49,6 +56,14 @@ class Captured:
             self.graph = graph
         self.graph.replay()
         return self.result
+
+    def _compile(self, argument: Tensor) -> None:
+        """Call a program from now on; what cannot be compiled goes on as it is."""
+        self.compiled = False
+        try:
+            self.function = Program(self.function, argument)
+        except Exception as error:
+            warnings.warn(f"goes on uncompiled, which is slower: {one_line(str(error))}", stacklevel=2)
 
     def _aside(self) -> Tensor:
         """Run on a side stream, as capturing wants of what comes before it."""

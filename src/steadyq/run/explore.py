@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyq.build import acting_for, draw_layout
+from steadyq.build import acting_for, compiled_for, draw_layout
 from steadyq.device.capture import Captured, to_device
 from steadyq.envs.vector import EnvSpec
 from steadyq.recipe import Recipe
@@ -75,7 +75,7 @@ class Values:
         self.member = torch.zeros(ring.lanes, dtype=torch.int64, device=device)  # that each lane's game drew
         noise = draw_layout(recipe, spec).noise
         self.noise = torch.zeros(learner.ensemble.members, noise, device=device)  # by which networks act
-        self.captured = Captured(self.on_device, device)
+        self.captured = Captured(self.on_device, device, compiled_for(recipe, learner.ensemble))
 
     def __call__(self) -> Tensor:
         """What the networks say now."""

@@ -17,7 +17,16 @@ import numpy as np
 import torch
 
 from steadyq import envs
-from steadyq.build import check_memory, computing, device_for, draw_layout, ensemble_for, learner_for, work
+from steadyq.build import (
+    check_memory,
+    compiled_for,
+    computing,
+    device_for,
+    draw_layout,
+    ensemble_for,
+    learner_for,
+    work,
+)
 from steadyq.device.capture import Captured
 from steadyq.device.cpu import prepare_process, threads_for
 from steadyq.device.kernels.triton import compiling_ahead
@@ -100,6 +109,7 @@ def train(
     if not folder.checkpoints():  # which hold what was read
         check_dataset(recipe, spec)
     ensemble = ensemble_for(recipe, spec)
+    compiled_for(recipe, ensemble)  # raises where it should be and cannot
     if introducing and not folder.begun:
         for line in (*introduction(recipe, spec, ensemble), never_learns(recipe), f"writing to {folder.path}"):
             if line:
@@ -187,6 +197,7 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
     masks = ", of which the environment says what may be played" * spec.masked
     where, operator = computing(ensemble, device_for(recipe)), recipe.operator
     noise = f", noisy {recipe.network.noisy:g}" if recipe.network.noisy else ""
+    compiled = ", compiled (the first time takes half a minute)" if compiled_for(recipe, ensemble) else ""
     seen = (
         [f"  {spec.seen.rule}; {spec.num_actions} actions{spec.actions.rule if spec.actions else ''}{masks}"]
         if spec.seen
@@ -201,7 +212,7 @@ def introduction(recipe: Recipe, spec: EnvSpec, ensemble: Ensemble) -> list[str]
         f"operator {operator.kind}, exchange {operator.exchange}, forbid {operator.forbid}, "
         f"ceiling {operator.ceiling}; estimator {recipe.estimator.kind}; auxiliary loss {recipe.auxiliary.kind}; "
         f"resets {recipe.regulation.intervention}",
-        f"computing on {where['device']}: form {where['form']}, {where['precision']}",
+        f"computing on {where['device']}: form {where['form']}, {where['precision']}{compiled}",
         *([_one_by_one(recipe, spec)] if isinstance(ensemble, ModuleEnsemble) and recipe.ensemble.members > 1 else []),
     ]
 

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from steadyq import envs
 from steadyq.agent import Agent
-from steadyq.build import acting_for, computing, device_for, estimator_for, learner_for, regulation_for, ring_for
+from steadyq.build import (
+    acting_for,
+    compiled_for,
+    computing,
+    device_for,
+    estimator_for,
+    learner_for,
+    regulation_for,
+    ring_for,
+)
 from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.envs.vector import Step
 from steadyq.errors import UserError
@@ -78,7 +87,8 @@ class Training:
         self.held_back = False  # whether an intervention was due at the last step, and was not made
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
-        self.learning = Learning(self.learner, ring, self.draws.layout)
+        self.compiled = compiled_for(recipe, self.learner.ensemble)
+        self.learning = Learning(self.learner, ring, self.draws.layout, self.compiled)
         self.values = Values(recipe, self.spec, self.learner, ring)
         self.sums, self.member, self.noise = self.learning.sums, self.values.member, self.values.noise
         self._store = Captured(ring.write, self.device)
@@ -390,8 +400,10 @@ class Training:
 
     def computes(self) -> dict[str, Any]:
         """Where and how the updates run, and of how many runs together."""
-        how = computing(self.learner.ensemble, self.device)
-        return how if self.together == 1 else {**how, "together": self.together}
+        how: dict[str, Any] = dict(computing(self.learner.ensemble, self.device))
+        compiled = {"compiled": True} if self.compiled else {}
+        together = {"together": self.together} if self.together > 1 else {}
+        return how | compiled | together
 
     def agent(self) -> Agent:
         """The agent as it acts now."""

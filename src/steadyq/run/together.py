@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steadyq.build import learner_for, ring_for
+from steadyq.build import compiled_for, learner_for, ring_for
 from steadyq.device.capture import Captured, Readback, to_device
 from steadyq.envs.vector import Step
 from steadyq.recipe import Recipe
@@ -52,7 +52,8 @@ class Together:
         self.runs, self.recipe, self.device = tuple(runs), first.recipe, first.device
         self.learner = learner_for(self.recipe, first.spec, torch.Generator(), self.device, runs=count)
         self.ring = ring_for(self.recipe, first.spec, self.device, runs=count)
-        self.learning = Learning(self.learner, self.ring, first.draws.layout)
+        compiled = compiled_for(self.recipe, self.learner.ensemble)
+        self.learning = Learning(self.learner, self.ring, first.draws.layout, compiled)
         self.values = Values(self.recipe, first.spec, self.learner, self.ring)
         self._store = Captured(self.ring.write, self.device)
         for place, run in enumerate(runs):

@@ -73,13 +73,13 @@ class Learning:
     Where the learner is that of several runs, there is a vector for each, `[run, number]`.
     """
 
-    def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout) -> None:
+    def __init__(self, learner: Learner, ring: Ring, layout: DrawLayout, compiled: bool = False) -> None:
         self.learner, self.ring, self.layout = learner, ring, layout
         runs = (learner.runs,) if learner.runs > 1 else ()
         measured = len(learner.measured)
         self.sums = torch.zeros(*runs, measured + 1, device=learner.device)  # of what updates measured, their number
         self.one = torch.ones(runs, device=learner.device)
-        self.captured = Captured(self.on_device, learner.device)
+        self.captured = Captured(self.on_device, learner.device, compiled)
 
     def __call__(self, packed: Tensor) -> None:
         """One update."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from steadyq.device.kernels.adam import risen
+from steadyq.device.program import recording
 from steadyq.value.shapes import Params
 
 
@@ -62,6 +63,11 @@ def decays(p: Tensor) -> bool:
     return p.dim() > 2
 
 
+def settled(x: Tensor) -> Tensor:
+    """x, as a sum that a compiler does not repeat for every number that x is broadcast to."""
+    return x if not recording() or x.dim() > 1 else x.expand(2, -1).amax(0)
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam's constants; `step_` moves every member by its own gradient, scale and step count.
@@ -87,12 +93,11 @@ class Adam:
     ) -> None:
         """Take one step on `scale[member] * gradient`, in place; members with `active[member]` 0 stay as they are."""
         some, count = next(iter(params.items()))
-        lr = self.rate if rate is None else float(rate)
         by_unit = state.step[some].dim() > 1
-        if count.device.type == "cpu" and not by_unit:
-            self.fused_(params, gradient, state, scale, active, lr)
+        if count.device.type == "cpu" and not by_unit and not recording():
+            self.fused_(params, gradient, state, scale, active, rate)
         else:
-            self.plain_(params, gradient, state, scale, active, lr)
+            self.plain_(params, gradient, state, scale, active, rate)
 
     def plain_(
         self,
@@ -101,24 +106,22 @@ class Adam:
         state: AdamState,
         scale: Tensor,
         active: Tensor | None = None,
-        lr: float | None = None,
+        rate: Tensor | None = None,
     ) -> None:
         """The formula: p -= rate * m_hat / (sqrt(v_hat) + epsilon), after p -= rate * decay * p."""
         beta1, beta2 = self.betas
-        lr = self.rate if lr is None else lr
-        moves = [True] * len(scale) if active is None else (active > 0).tolist()
-        where = torch.tensor(moves, device=scale.device)
-        for name in params:
-            p, m, v, t = (part[name][where] for part in (params, state.first, state.second, state.step))
-            g = gradient[name][where] * along(scale[where], p)
-            t = t + 1
-            m = m.lerp(g, 1 - beta1)
-            v = (v * beta2).addcmul_(g, g, value=1 - beta2)
-            steps = along(t, p) if t.dim() == 1 else t
-            p = p * (1 - lr * self.decay) if self.decay and decays(p) else p
-            p = p - lr / risen(beta1, steps) * m / (v.sqrt() / risen(beta2, steps).sqrt() + self.epsilon)
-            for part, new in ((params, p), (state.first, m), (state.second, v), (state.step, t)):
-                part[name][where] = new
+        lr = self.rate if rate is None else rate
+        for name, p in params.items():
+            m, v, t = (part[name] for part in (state.first, state.second, state.step))
+            g, steps = gradient[name] * along(scale, p), t + 1
+            first, second = m.lerp(g, 1 - beta1), (v * beta2).addcmul(g, g, value=1 - beta2)
+            rise1, rise2 = (settled(risen(beta, steps)) for beta in self.betas)
+            if t.dim() == 1:
+                rise1, rise2 = along(rise1, p), along(rise2, p)
+            kept = p * (1 - lr * self.decay) if self.decay and decays(p) else p
+            moved = kept - lr / rise1 * first / (second.sqrt() / rise2.sqrt() + self.epsilon)
+            for old, new in ((p, moved), (m, first), (v, second), (t, steps)):
+                old.copy_(new if active is None else torch.where(along(active > 0, old), new, old))
 
     def fused_(
         self,
@@ -127,10 +130,10 @@ class Adam:
         state: AdamState,
         scale: Tensor,
         active: Tensor | None = None,
-        lr: float | None = None,
+        rate: Tensor | None = None,
     ) -> None:
         """The same in one pass per tensor: each member is handed over as tensors of its own, views of the stack."""
-        lr = self.rate if lr is None else lr
+        lr = self.rate if rate is None else float(rate)
         moves = [True] * len(scale) if active is None else (active > 0).tolist()
         weights = [name for name, p in params.items() if self.decay and decays(p)]
         rest = [name for name in params if name not in weights]

@@ -35,7 +35,7 @@ def _sorted_quantile_huber(z: Tensor, y: Tensor, kappa: float) -> tuple[Tensor, 
     run's sum of squares is a difference of large numbers.
     """
     atoms = z.shape[-1]
-    ordered = y.to(z.dtype).sort(-1).values
+    ordered = y.to(z.dtype).flatten(0, -2).sort(-1).values.view_as(y)  # row by row, however y lies in memory
     count = torch.searchsorted(
         ordered, torch.cat((z - kappa, z, z + kappa), -1)
     )  # continuous at the outer cuts: rounding is free

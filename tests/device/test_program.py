@@ -1,0 +1,94 @@
+"""Programs compiled on a CPU: what they are recorded from they equal, and what cannot be one goes on as it is."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from steadyq.device.capture import Captured
+from steadyq.device.program import Program, Unfit, compiler
+
+compiles = pytest.mark.skipif(
+    not compiler() and os.environ.get("CI") != "true", reason="needs a C++ compiler: install g++"
+)
+
+
+class Small:
+    """A weight that gradient steps move, and a sum of what they saw: all that a captured update does, in small."""
+
+    def __init__(self) -> None:
+        self.weight = torch.linspace(-1, 1, 12).view(3, 4)
+        self.seen = torch.zeros(3)
+        self.once: list[Tensor] = []
+
+    def update(self, x: Tensor) -> Tensor:
+        if not self.once:
+            self.once.append(torch.arange(3.0))  # as caches do
+        leaf = self.weight.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(((leaf @ x).tanh() - self.once[0]).square().sum(), [leaf])
+        self.weight.sub_(0.1 * slope)
+        self.weight[0].mul_(0.99)  # through a view
+        return self.seen.add_(self.weight.sum(1))
+
+    def value(self, x: Tensor) -> Tensor:
+        return (self.weight @ x).relu()
+
+
+@compiles
+def test_a_program_does_what_the_function_does_time_after_time() -> None:
+    plain, compiled = Small(), Small()
+    generator = torch.Generator().manual_seed(0)
+    update, value = (
+        Captured(compiled.update, torch.device("cpu"), True),
+        Captured(compiled.value, torch.device("cpu"), True),
+    )
+    for _ in range(5):
+        x = torch.randn(4, generator=generator)
+        torch.testing.assert_close(update(x), plain.update(x))
+        torch.testing.assert_close(compiled.weight, plain.weight)
+        torch.testing.assert_close(value(x), plain.value(x))
+        compiled.weight.add_(0.1)  # somebody else writes, as resets do
+        plain.weight.add_(0.1)
+    assert isinstance(update.function, Program)
+    assert isinstance(value.function, Program)
+    assert update(x) is compiled.seen
+
+
+@compiles
+def test_nothing_is_moved_by_making_one() -> None:
+    small = Small()
+    before, x = small.weight.clone(), torch.ones(4)
+    Program(small.update, x)
+    assert torch.equal(small.weight, before)
+    assert not small.seen.any()
+
+
+def test_what_reads_a_number_goes_on_as_it_is_and_says_so() -> None:
+    """The number would be the same for ever."""
+    weight = torch.zeros(2)
+
+    def update(x: Tensor) -> Tensor:
+        weight.add_(x)
+        return weight.mul_(float(x.sum()))
+
+    with pytest.raises(Unfit, match="a number was read off"):
+        Program(update, torch.ones(2))
+    assert not weight.any()
+    captured = Captured(update, torch.device("cpu"), True)
+    with pytest.warns(UserWarning, match="uncompiled, which is slower: a number was read off a tensor"):
+        captured(torch.ones(2))
+    assert captured(torch.ones(2)).tolist() == [6, 6]
+
+
+def test_two_names_for_what_is_written_to_are_refused() -> None:
+    whole = torch.zeros(4)
+    left, right = whole[:2], whole[2:]
+    with pytest.raises(Unfit, match="known by two names"):
+        Program(lambda x: left.add_(right).add_(x), torch.ones(2))
+    assert not whole.any()
+
+
+def test_a_compiler_is_looked_for_where_the_compiler_is_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not compiler()
