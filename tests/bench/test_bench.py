@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from compilers import compiles
 from rich.console import Console
 
 from steadyq import envs, presets
@@ -19,7 +20,7 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.deployed import acting_times, agents
 from steadyq.bench.every import EAGER, Eager
 from steadyq.bench.layers import floor_ms
-from steadyq.bench.others import image_updates, sb3_updates
+from steadyq.bench.others import compiled_updates, image_updates, sb3_updates
 from steadyq.bench.run import Bench
 from steadyq.bench.sheets import sheets
 from steadyq.bench.updates import (
@@ -174,6 +175,7 @@ def test_the_eager_update_of_a_preset_learns_what_training_learns(preset: str) -
 
 def test_every_preset_is_timed_at_its_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"network.channels": 4, "network.hidden": (16,), "replay.capacity": 1000, "compute.device": "cpu"}
+    small |= {"compute.compile": "never"}
     made = presets.recipe_for
     monkeypatch.setattr(presets, "recipe_for", lambda name, env: made(name, env).override(small))
     monkeypatch.setattr(bench_run, "TIMED_ON", "MinAtar/Breakout")
@@ -206,6 +208,27 @@ def test_updates_on_images_are_timed_in_turn_on_the_same_network(monkeypatch: py
     row = {"shape": [64, 64, 3], "ours_ms": 20.0, "theirs_ms": 25.0}
     (sheet,) = sheets({"images": [row | {"ratio": 0.8, "lowest": 0.75, "highest": 0.9}]})
     assert "| 64x64x3 | 20.0 | 25.0 | 0.80 | 0.75 | 0.90 |" in sheet.markdown()
+
+
+@compiles
+def test_compiled_updates_are_timed_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed: pip install 'steadyq[sb3]'")
+    monkeypatch.setattr(bench_run, "COMPILED_CASES", (("CartPole-v1", "dqn"),))
+    monkeypatch.setattr(bench_run, "compiled_updates", partial(compiled_updates, rounds=3, budget=0.0))
+    (row,) = Bench(Console(width=120), ("compiled",)).run()["compiled"]
+    assert min(row[f"{name}_ms"] for name in ("never", "always", "theirs")) > 0
+    assert row["always_ratio"] == 1
+    assert row["compile_seconds"] > 1
+    row |= {"never_ms": 2.0, "always_ms": 0.5, "never_ratio": 4.0, "theirs_ms": 1.5, "theirs_ratio": 3.0}
+    (sheet,) = sheets({"compiled": [row | {"compile_seconds": 12.4}]})
+    assert "| dqn | 1 | 2.00 | 0.50 | 4.0 | Stable-Baselines3 DQN 1.50 | 3.0 | 12 |" in sheet.markdown()
+
+
+def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"section compiled needs a C\+\+ compiler"):
+        Bench(Console(width=120), ("compiled",)).run()
+    assert "compiled" not in Bench(Console(width=120)).wanted()
 
 
 def test_images_beside_others_need_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

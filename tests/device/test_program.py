@@ -1,17 +1,12 @@
 """Programs compiled on a CPU: what they are recorded from they equal, and what cannot be one goes on as it is."""
 
-import os
-
 import pytest
 import torch
+from compilers import compiles
 from torch import Tensor
 
 from steadyq.device.capture import Captured
 from steadyq.device.program import Program, Unfit, compiler
-
-compiles = pytest.mark.skipif(
-    not compiler() and os.environ.get("CI") != "true", reason="needs a C++ compiler: install g++"
-)
 
 
 class Small:

@@ -1,24 +1,21 @@
 """Runs whose updates are compiled: what they would be uncompiled, and the same again where they are continued."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compilers import compiles
 from test_step import cartpole
 from test_together import begun, close, folders_of, learned, preset, recipes_of, told
 
 from steadyq import RunFolder, UserError, cli, envs
 from steadyq.build import LONG, compiled_for, ensemble_for
-from steadyq.device.program import Program, compiler
+from steadyq.device.program import Program
 from steadyq.recipe import Recipe
 from steadyq.run.group import train_together
 from steadyq.run.loop import train
 
-compiles = pytest.mark.skipif(
-    not compiler() and os.environ.get("CI") != "true", reason="needs a C++ compiler: install g++"
-)
 ALWAYS, NEVER = {"compute.compile": "always"}, {"compute.compile": "never"}
 
 

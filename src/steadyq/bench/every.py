@@ -11,7 +11,7 @@ from steadyq import envs
 from steadyq.bench.clock import milliseconds
 from steadyq.bench.sheets import Row
 from steadyq.bench.updates import backends, noisy
-from steadyq.build import computing, device_for, draw_layout, learner_for, ring_for
+from steadyq.build import compiled_for, computing, device_for, draw_layout, learner_for, ring_for
 from steadyq.device.capture import to_device
 from steadyq.device.kernels.triton import compiling_ahead
 from steadyq.envs.vector import EnvSpec
@@ -78,7 +78,7 @@ def learning_of(recipe: Recipe, spec: EnvSpec, device: torch.device, kind: type[
     """A recipe's learning step over a replay buffer full of noise."""
     learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), device, kind=kind)
     ring = noisy(ring_for(recipe, spec, device), spec, recipe.replay.capacity)
-    return Learning(learner, ring, draw_layout(recipe, spec))
+    return Learning(learner, ring, draw_layout(recipe, spec), compiled_for(recipe, learner.ensemble))
 
 
 def preset_times(recipe: Recipe, budget: float = 0.5) -> Row:

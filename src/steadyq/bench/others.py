@@ -1,6 +1,7 @@
 """The same update in Stable-Baselines3: its DQN and sb3-contrib's QR-DQN on the same network, batch and quantiles."""
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,8 +12,12 @@ import torch
 
 from steadyq import envs, presets
 from steadyq.bench.clock import milliseconds, side_by_side
+from steadyq.bench.every import learning_of, update_of
+from steadyq.bench.sheets import Row
 from steadyq.bench.updates import BATCH, Case
 from steadyq.build import learner_for, ring_for
+from steadyq.envs.vector import EnvSpec
+from steadyq.recipe import Recipe
 from steadyq.run.update import Draws, Learning
 
 ACTIONS, FILLED = 6, 1000
@@ -87,15 +92,9 @@ def _theirs(shape: tuple[int, int, int]) -> tuple[Callable[[], None], list[tuple
 
 def sb3_updates(case: Case) -> dict[str, float]:
     """Milliseconds of one update of each algorithm that is installed, replay sampling included, on the CPU."""
-    found: dict[str, float] = {}
-    for name, make in (("Stable-Baselines3 DQN", _dqn), ("sb3-contrib QR-DQN", _qr_dqn)):
-        try:
-            algorithm = make(case)
-        except ImportError:
-            continue
-        algorithm.learn(200)
-        found[name] = milliseconds(partial(_update, algorithm), torch.device("cpu"))
-    return found
+    cpu = torch.device("cpu")
+    every = (other_update(preset, case.spec, "minatar", (128,), case.atoms) for preset in ("dqn", "qr_dqn"))
+    return {name: milliseconds(update, cpu) for name, update in filter(None, every)}
 
 
 COMMON = {
@@ -135,21 +134,58 @@ def minatar_features() -> type[torch.nn.Module]:
     return MinAtarFeatures
 
 
-def _options(case: Case) -> dict[str, Any]:
-    policy = {"features_extractor_class": minatar_features(), "net_arch": [], "normalize_images": False}
-    env = Noise(case.spec.observation_shape, case.spec.num_actions)
-    return COMMON | {"policy_kwargs": policy, "env": env}
+def other_update(
+    preset: str, spec: EnvSpec, network: str, hidden: tuple[int, ...], quantiles: int
+) -> tuple[str, Callable[[], None]] | None:
+    """Their update on the same network, and whose it is, where they have the algorithm and it is installed."""
+    policy: dict[str, Any] = {"net_arch": list(hidden)}
+    if network == "minatar":
+        policy = {"features_extractor_class": minatar_features(), "net_arch": [], "normalize_images": False}
+    environment = Noise(spec.observation_shape, spec.num_actions)
+    options: dict[str, Any] = {**COMMON, "policy_kwargs": policy, "env": environment}
+    algorithm: Any
+    try:
+        match preset:
+            case "dqn":
+                from stable_baselines3 import DQN
+
+                name, algorithm = "Stable-Baselines3 DQN", DQN("MlpPolicy", **options)
+            case "qr_dqn":
+                from sb3_contrib import QRDQN
+
+                policy["n_quantiles"] = quantiles
+                name, algorithm = "sb3-contrib QR-DQN", QRDQN("MlpPolicy", **options)
+            case _:
+                return None
+    except ImportError:
+        return None
+    algorithm.learn(200)
+    return name, partial(_update, algorithm)
 
 
-def _dqn(case: Case) -> Any:
-    from stable_baselines3 import DQN
+def compiled_updates(recipe: Recipe, *, rounds: int = 15, budget: float = 0.3) -> Row:
+    """Milliseconds of an update as it is and compiled, and of Stable-Baselines3's on the same network where it has the
+    algorithm, in turn; ratios round by round, and how long compiling takes where nothing of it is kept.
+    """
+    import torch._inductor.config
 
-    return DQN("MlpPolicy", **_options(case))
-
-
-def _qr_dqn(case: Case) -> Any:
-    from sb3_contrib import QRDQN
-
-    options = _options(case)
-    options["policy_kwargs"] = options["policy_kwargs"] | {"n_quantiles": case.atoms}
-    return QRDQN("MlpPolicy", **options)
+    spec, device = envs.spec(recipe.env, recipe.protocol), torch.device("cpu")
+    functions = {}
+    for how in ("never", "always"):
+        own = recipe.override({"compute.compile": how, "compute.device": "cpu", "replay.batch": BATCH})
+        functions[how] = update_of(own, spec, learning_of(own, spec, device))
+    with torch._inductor.config.patch(force_disable_caches=True):
+        start = time.perf_counter()
+        functions["always"]()
+    row: Row = {"env": recipe.env, "preset": recipe.preset, "members": recipe.ensemble.members}
+    row["compile_seconds"] = time.perf_counter() - start
+    section = recipe.network
+    others = other_update(recipe.preset, spec, section.kind, section.hidden, recipe.estimator.quantiles)
+    row["theirs"] = None
+    if others is not None:
+        row["theirs"], functions["theirs"] = others
+    times = side_by_side(functions, device, rounds=rounds, budget=budget)
+    for name, found in times.items():
+        row[f"{name}_ms"] = statistics.median(found)
+        row[f"{name}_ratio"] = statistics.median(a / b for a, b in zip(found, times["always"], strict=True))
+    return row

@@ -18,7 +18,7 @@ from steadyq.bench.clock import milliseconds
 from steadyq.bench.deployed import PACKAGES, acting_times, agents
 from steadyq.bench.every import preset_times
 from steadyq.bench.layers import layer_times
-from steadyq.bench.others import image_updates, sb3_updates
+from steadyq.bench.others import compiled_updates, image_updates, sb3_updates
 from steadyq.bench.sharing import sharing_times
 from steadyq.bench.sheets import Row, sheets
 from steadyq.bench.steps import step_times
@@ -35,8 +35,10 @@ from steadyq.bench.updates import (
 )
 from steadyq.device.cpu import prepare_process
 from steadyq.device.kernels.triton import compiles
+from steadyq.device.program import compiler
 from steadyq.errors import UserError
 from steadyq.nets.forms import Form
+from steadyq.presets import recipe_for
 from steadyq.run.files import replace_text
 from steadyq.run.progress import plural
 from steadyq.run.provenance import provenance
@@ -44,7 +46,20 @@ from steadyq.suite.mps import Wanted
 
 LAYER_SCALES = ((16, 4), (4, 2))
 SCALES = ((4, 1), (4, 2), (4, 4), (16, 2), (16, 4))
-SECTIONS = ("gpu", "presets", "layers", "growth", "sharing", "together", "steps", "onnx", "env", "cpu", "images")
+SECTIONS = (
+    "gpu",
+    "presets",
+    "layers",
+    "growth",
+    "sharing",
+    "together",
+    "steps",
+    "onnx",
+    "env",
+    "cpu",
+    "compiled",
+    "images",
+)
 ON_GPU = SECTIONS[:5]
 SHARED: tuple[tuple[int, Wanted], ...] = ((1, "off"), (4, "off"), (2, "auto"), (4, "auto"), (8, "auto"))
 SHARED_SECONDS = 20.0
@@ -54,6 +69,9 @@ STEPS = 100_000
 GAMES = ("MinAtar/Breakout", "Atari/Breakout", "Procgen/CoinRun")
 TIMED_ON = "Atari/Breakout"
 TRAINED, TRAINED_STEPS = (("MinAtar/Breakout", "tiny"), ("Atari/Breakout", "small")), 2000
+COMPILED_CASES = tuple(
+    (env, preset) for env in ("CartPole-v1", "MinAtar/Breakout") for preset in ("dqn", "qr_dqn", "rainbow", "steady")
+)
 IMAGES = ((64, 64, 3), (84, 84, 4))
 PLAIN, COMPILED = "plain loop, fp32", "grouped + compile, bf16"
 
@@ -77,6 +95,8 @@ class Bench:
             possible.discard("layers")
         if not all(importlib.util.find_spec(name) for name in PACKAGES):
             possible.discard("onnx")
+        if not compiler():
+            possible.discard("compiled")
         return self.sections or tuple(name for name in SECTIONS if name in possible)
 
     def run(self) -> Row:
@@ -230,6 +250,19 @@ class Bench:
                 rows.append({"members": members, "plain_ms": plain, "loop_ms": loop, "stacked_ms": stacked})
                 self.keep(f"{plural(members, 'member')}: {stacked:.2f} ms")
             found["others_ms"] = sb3_updates(Case(1, capacity=1000))
+        finally:
+            torch.set_num_threads(threads)
+
+    def compiled(self) -> None:
+        """Updates compiled on one CPU thread, beside the same uncompiled and other libraries'."""
+        if not compiler():
+            raise UserError("the section compiled needs a C++ compiler and Python's headers: install them")
+        threads, rows = torch.get_num_threads(), self.results.setdefault("compiled", list[Row]())
+        prepare_process(1)
+        try:
+            for env, preset in COMPILED_CASES:
+                rows.append(compiled_updates(recipe_for(preset, env)))
+                self.keep(f"{preset} on {env}: {rows[-1]['always_ms']:.2f} ms, {rows[-1]['never_ms']:.2f} uncompiled")
         finally:
             torch.set_num_threads(threads)
 

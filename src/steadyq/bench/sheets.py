@@ -58,6 +58,8 @@ def sheets(results: Row) -> Iterator[Sheet]:
         yield Sheet("Environment steps under random actions", ("environment x lanes", "steps/s"), rows)
     if "cpu" in results:
         yield from cpu(results["cpu"])
+    if results.get("compiled"):
+        yield compiled(results["compiled"])
     if "images" in results:
         yield images(results["images"])
 
@@ -177,6 +179,20 @@ def steps(rows: list[Row]) -> Sheet:
         figures = (f"{row[name]:.2f}" for name in ("step_ms", "learn_ms", "act_ms"))
         body.append((row["env"], row["scale"], row["device"], *figures, f"{row['outside']:.0%}"))
     return Sheet("A step of training", columns, body)
+
+
+def compiled(rows: list[Row]) -> Sheet:
+    """Updates beside the same uncompiled, and other libraries'."""
+    columns = ("environment", "preset", "members", "uncompiled", "compiled", "times", "theirs", "times", "compiling, s")
+    body = []
+    for row in rows:
+        theirs = (
+            (f"{row['theirs']} {row['theirs_ms']:.2f}", f"{row['theirs_ratio']:.1f}") if row["theirs"] else ("", "")
+        )
+        ours = (f"{row['never_ms']:.2f}", f"{row['always_ms']:.2f}", f"{row['never_ratio']:.1f}")
+        what = (row["env"], row["preset"], str(row["members"]))
+        body.append((*what, *ours, *theirs, f"{row['compile_seconds']:.0f}"))
+    return Sheet("Updates on one CPU thread, ms, and how many times a compiled one", columns, body)
 
 
 def images(rows: list[Row]) -> Sheet:

@@ -118,7 +118,20 @@ class BenchOptions:
     json: Path | None = None
     """Also write all figures, with versions and hardware, to this file."""
     section: tuple[
-        Literal["gpu", "presets", "layers", "growth", "sharing", "together", "steps", "onnx", "env", "cpu", "images"],
+        Literal[
+            "gpu",
+            "presets",
+            "layers",
+            "growth",
+            "sharing",
+            "together",
+            "steps",
+            "onnx",
+            "env",
+            "cpu",
+            "compiled",
+            "images",
+        ],
         ...,
     ] = ()
     """Only these sections; by default all that this machine can show."""
