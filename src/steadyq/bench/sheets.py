@@ -183,7 +183,17 @@ def steps(rows: list[Row]) -> Sheet:
 
 def compiled(rows: list[Row]) -> Sheet:
     """Updates beside the same uncompiled, and other libraries'."""
-    columns = ("environment", "preset", "members", "uncompiled", "compiled", "times", "theirs", "times", "to compile, s")
+    columns = (
+        "environment",
+        "preset",
+        "members",
+        "uncompiled",
+        "compiled",
+        "times",
+        "theirs",
+        "times",
+        "to compile, s",
+    )
     body = []
     for row in rows:
         theirs = (
