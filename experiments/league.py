@@ -6,8 +6,9 @@ python experiments/league.py play --runs DIR      studies/league.toml
 python experiments/league.py table                what archives in results/ say: prints tables, writes the page
 
 `grid` and `play` begin with what results/league-grid*.tar.xz and results/league-play*.tar.xz hold, run what is missing
-for at most `--minutes`, and pack all that has finished into `--archive`: the next visit to a machine goes on from
-there, and archives of several machines lie side by side until the next `grid` or `play` packs them together.
+(of some `--presets`, or of all) for at most `--minutes`, and pack all that has finished into `--archive`: the next visit
+to a machine goes on from there, and archives of several machines lie side by side until the next `grid` or `play` packs
+them together.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from steadyq.run.files import replace_text
 from steadyq.scores import statistics
 from steadyq.scores.published import Scores
 from steadyq.scores.tables import Cell, Table, render
-from steadyq.suite.archive import bring, pack
+from steadyq.suite.archive import bring, ended_runs, pack
 from steadyq.suite.comparing import interval_of
 from steadyq.suite.launch import launch, launcher_for
 from steadyq.suite.plan import make_plan
@@ -105,7 +106,7 @@ def grid() -> Study:
         games=(TUNED_ON,),
         preset=FIRST,
         seeds=GRID_SEEDS,
-        settings={**COMMON, "steps": GRID_STEPS},
+        settings={**COMMON, "evaluation.episodes": 1, "steps": GRID_STEPS},  # training games are what is judged
         variants={label: changes for preset in presets()[0] for label, changes in points(preset).items()},
     )
 
@@ -154,11 +155,13 @@ def gather(part: str, runs: Path) -> None:
 def run(part: str, study: Study, args: argparse.Namespace) -> int:
     """Run what is missing, as long as there is time, and pack what has come to an end."""
     gather(part, args.runs)
+    if args.presets:
+        study = study.changed(variants=[f"{name} rate *" if part == "grid" else name for name in args.presets])
     plan = make_plan(study, args.runs)
     launcher = launcher_for("local", plan, args.jobs, args.gpus_per_run, retries=1, abreast=args.together)
     print(f"{len(plan.todo)} of {len(plan.entries)} runs to do on {launcher.words}", flush=True)
     code = launch(plan, launcher, Console(width=160), retries=1, minutes=args.minutes)
-    ended = [entry.folder.path for entry in plan.entries if not entry.left]
+    ended = ended_runs(args.runs)
     archive = args.archive or RESULTS / f"league-{part}.tar.xz"
     pack(args.runs, archive, f"league-{part}", ended)
     print(f"{len(ended)} runs in {archive}, {archive.stat().st_size / 1e6:.1f} MB")
@@ -276,6 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("grid", "choose", "play", "table"))
     parser.add_argument("--runs", type=Path, default=ROOT / "sweeps" / "league", help="folder of the runs, one a part")
+    parser.add_argument("--presets", nargs="+", metavar="PRESET", help="of `grid` and `play`, these alone")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same command continues")
     parser.add_argument("--jobs", type=int, help="runs at a time; by default one for each core")
     parser.add_argument("--gpus-per-run", type=float, help="as of `steadyq sweep`; 0 trains on the CPU")
