@@ -6,8 +6,8 @@ python experiments/league.py play --runs DIR      studies/league.toml
 python experiments/league.py table                what archives in results/ say: prints tables, writes the page
 
 `grid` and `play` begin with what results/league-grid*.tar.xz and results/league-play*.tar.xz hold, run what is missing
-(of some `--presets`, or of all) for at most `--minutes`, and pack all that has finished into `--archive`: the next visit
-to a machine goes on from there, and archives of several machines lie side by side until the next `grid` or `play` packs
+(of some `--presets`, or of all) for at most `--minutes`, and pack all that has ended into `--archive`: the next visit to
+a machine goes on from there, and archives of several machines lie side by side until the next `grid` or `play` packs
 them together.
 """
 
@@ -37,7 +37,7 @@ from steadyq.suite.comparing import interval_of
 from steadyq.suite.launch import launch, launcher_for
 from steadyq.suite.plan import make_plan
 from steadyq.suite.runs import Run
-from steadyq.suite.study import Study, find_study
+from steadyq.suite.study import STUDY_FILE, Study, find_study
 from steadyq.suite.sweep import Sweep, read_sweep
 from steadyq.suite.tables import tables
 
@@ -168,11 +168,26 @@ def run(part: str, study: Study, args: argparse.Namespace) -> int:
     return code
 
 
-def read(part: str) -> Sweep:
-    """All archives of a part as one sweep."""
+def read(part: str, study: Study) -> Sweep:
+    """All archives of a part as one sweep, whatever presets each visit to a machine ran."""
     with tempfile.TemporaryDirectory() as place:
         gather(part, Path(place))
+        replace_text(Path(place) / STUDY_FILE, study.to_toml())
         return read_sweep(Path(place))
+
+
+def played(sweep: Sweep) -> Sweep:
+    """The presets whose runs have all come to an end."""
+    study = sweep.study
+    ended = {
+        env: {label for label, runs in cells.items() if len(runs) == len(study.seeds)}
+        for env, cells in sweep.cells.items()
+    }
+    labels = [label for label in study.labels if all(label in ended.get(env, ()) for env in study.games)]
+    if FIRST not in labels:
+        raise UserError(f"{FIRST} has not played all games yet, and all others are held against it")
+    cells = {env: {label: runs[label] for label in labels} for env, runs in sweep.cells.items()}
+    return dataclasses.replace(sweep, study=study.changed(variants=labels), cells=cells)
 
 
 def at_the_end(run: Run) -> dict[str, float | None]:
@@ -255,7 +270,10 @@ def bold(note: str) -> str:
 def page(sweep: Sweep, found: Sequence[Table]) -> str:
     """The whole page."""
     commits = sorted({str(run.result["commit"])[:10] for run in sweep.runs if run.result and run.result.get("commit")})
-    left = "".join(f"Left out: `{preset}` ({why}). " for preset, why in presets()[1].items())
+    fit, unfit = presets()
+    left = "".join(f"Left out: `{preset}` ({why}). " for preset, why in unfit.items())
+    if waiting := [f"`{preset}`" for preset in fit if preset not in sweep.study.labels]:
+        left += f"Not played yet: {', '.join(waiting)}. "
     body = "\n".join(
         f"## {table.title}\n\n{table.markdown()}\n" + "".join(f"{bold(note)}\n\n" for note in table.notes)
         for table in found
@@ -292,14 +310,12 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command == "play":
         return run("play", find_study(str(STUDY)), args)
     if args.command == "choose":
-        study = choose(read("grid"))
+        study = choose(read("grid", grid()))
         replace_text(STUDY, study.to_toml())
         render(settings(study), Console(width=160))
         return 0
-    sweep = read("play")
-    study = dataclasses.replace(sweep.study, name="league")
-    first = [table for table in tables(sweep)[:1] if len(sweep.complete) > 0]
-    found = [*first, by_game(sweep), diagnostics(sweep), settings(study)]
+    sweep = played(read("play", find_study(str(STUDY))))
+    found = [*tables(sweep)[:1], by_game(sweep), diagnostics(sweep), settings(sweep.study)]
     for table in found:
         render(table, Console(width=200))
     replace_text(PAGE, page(sweep, found))

@@ -97,8 +97,13 @@ def test_a_league_is_played_in_pieces(
     here = ["--gpus-per-run", "0", "--jobs", "2"]
     assert league.main(["grid", "--runs", str(tmp_path / "one"), "--minutes", "0", *here]) == 130
     assert "0 runs in" in capsys.readouterr().out
+    assert league.main(["grid", "--presets", "drq", "--runs", str(tmp_path / "one"), *here]) == 0
+    assert "2 of 2 runs to do" in capsys.readouterr().out
     assert league.main(["grid", "--runs", str(tmp_path / "one"), *here]) == 0
-    areas = {label: league.area(cell[0]) for label, cell in league.read("grid").cells[league.TUNED_ON].items()}
+    assert "2 of 4 runs to do" in capsys.readouterr().out
+    areas = {
+        label: league.area(cell[0]) for label, cell in league.read("grid", league.grid()).cells[league.TUNED_ON].items()
+    }
     assert league.main(["choose"]) == 0
     study = find_study(str(league.STUDY))
     assert study.labels == ("dqn", "drq")
