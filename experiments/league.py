@@ -6,9 +6,9 @@ python experiments/league.py play --runs DIR      studies/league.toml
 python experiments/league.py table                what archives in results/ say: prints tables, writes the page
 
 `grid` and `play` begin with what results/league-grid*.tar.xz and results/league-play*.tar.xz hold, run what is missing
-(of some `--presets`, or of all) for at most `--minutes`, and pack all that has ended into `--archive`: the next visit to
-a machine goes on from there, and archives of several machines lie side by side until the next `grid` or `play` packs
-them together.
+(of some `--presets`, or of all) for at most `--minutes`, and pack all that has ended into `--archive`: the next visit
+to a machine goes on from there, and archives of several machines lie side by side until the next `grid` or `play`
+packs them together.
 """
 
 import argparse
