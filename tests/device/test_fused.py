@@ -123,7 +123,7 @@ def state(members: int, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         "shadow": torch.zeros(members, size, dtype=dtype),
         "target_shadow": torch.zeros(members, size, dtype=dtype),
         "scale": torch.rand(members),
-        "lr": torch.tensor(0.01),
+        "lr": torch.full((members,), 0.01),
     }
 
 
@@ -131,7 +131,7 @@ def state(members: int, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
 @pytest.mark.parametrize("segments", [False, True])
 def test_adam_equals_its_plain_text(segments: bool, dtype: torch.dtype) -> None:
     size = 3 * adam.BLOCK if segments else 1500
-    mine, plain = (state(2, size, dtype) for _ in range(2))
+    mine, plain = (state(2, size, dtype) | {"lr": torch.tensor([0.01, 0.02])} for _ in range(2))
     step = torch.tensor([[1, 5], [7, 2]]) if segments else torch.tensor([[1], [9]])
     segment = torch.tensor([0, 1, 1], dtype=torch.int32) if segments else None
     addresses = {n: t.data_ptr() for n, t in mine.items()}

@@ -224,7 +224,13 @@ def test_the_compiled_optimizer_pass_equals_its_plain_text(active: list[float] |
         found = {name: torch.randn(3, size, device=CUDA, generator=noise) for name in names}
         low = {name: torch.zeros(3, size, device=CUDA, dtype=torch.bfloat16) for name in ("shadow", "target_shadow")}
         square, scale = (torch.rand(3, count, device=CUDA, generator=noise) for count in (size, 1))
-        return {**found, **low, "square": square, "scale": scale.flatten(), "lr": torch.tensor(0.01, device=CUDA)}
+        return {
+            **found,
+            **low,
+            "square": square,
+            "scale": scale.flatten(),
+            "lr": torch.tensor([0.01, 0.02, 0.03], device=CUDA),
+        }
 
     step = torch.randint(1, 9, (3, size if own_steps else 2), device=CUDA, generator=noise).float()
     extra: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from compilers import compiles
 from safetensors.torch import load_file
 from test_step import RECIPES, SMALL, cartpole
 from waiting import until
@@ -132,6 +133,31 @@ def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("compiled", ["never", pytest.param("always", marks=compiles)])
+def test_runs_of_other_learning_rates_are_what_they_would_be_alone(compiled: str, tmp_path: Path) -> None:
+    falling = "0.004 -> 0.0004 linear 100 steps"
+    rates = (1e-3, 4e-3, falling)
+    alone, joined = (
+        [
+            begun(
+                cartpole(**{"optim.rate": rate, "optim.decay": 0.1, "compute.compile": compiled}), tmp_path / how, seed
+            )
+            for seed, rate in enumerate(rates)
+        ]
+        for how in ("alone", "together")
+    )
+    together = Together(joined)
+    for run in (*alone, *joined):
+        run.start()
+    for _ in range(120):
+        for run in alone:
+            run.step()
+        together.step()
+    for run, other in zip(alone, joined, strict=True):
+        for key, p in run.learner.online.items():
+            torch.testing.assert_close(other.learner.online[key], p, atol=2e-4, rtol=2e-3)
+
+
 def folders_of(path: Path) -> list[Path]:
     return [path / f"{seed}" for seed in SEEDS]
 
@@ -208,8 +234,8 @@ def test_a_run_that_began_together_goes_on_alone(tmp_path: Path) -> None:
 
 def test_what_is_not_alike_or_has_trouble_goes_apart(tmp_path: Path) -> None:
     recipe = cartpole()
-    with pytest.raises(Apart, match="more than their seed"):
-        train_together([recipe, recipe.override({"seed": 1, "optim.rate": 0.1})], folders_of(tmp_path)[:2])
+    with pytest.raises(Apart, match="more than seed and learning rate"):
+        train_together([recipe, recipe.override({"seed": 1, "optim.tau": 0.1})], folders_of(tmp_path)[:2])
     own = presets.averaged_dqn("CartPole-v1")
     with pytest.raises(Apart, match="a mean of target snapshots is trained by itself"):
         train_together([own, own.override({"seed": 1})], folders_of(tmp_path)[:2])

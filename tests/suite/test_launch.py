@@ -161,6 +161,13 @@ def test_seeds_are_started_together_as_long_as_nothing_comes_between(study: Stud
     assert f"crashed (again, 1 of 2)  {off[1]}: it crashed" in said
 
 
+def test_runs_of_other_learning_rates_are_started_together(study: Study, tmp_path: Path) -> None:
+    study = read_study(STUDY.replace('operator.forbid = "none"', "optim.rate = 0.01"), "s")
+    launcher = Scripted({}, abreast=4)
+    launch.launch(make_plan(study, tmp_path / "s"), launcher, Console(file=io.StringIO()))
+    assert [sorted(group) for group in launcher.groups] == [sorted(NAMES)]
+
+
 def test_what_is_trained_by_itself_is_started_by_itself(study: Study, tmp_path: Path) -> None:
     study = read_study(
         STUDY.replace('operator.forbid = "none"', "operator.snapshots = 3\noptim.hard_copy_every = 9"), "s"

@@ -28,7 +28,7 @@ def reached(folder: RunFolder) -> int:
 
 
 def train_together(recipes: Sequence[Recipe], folders: Sequence[Path]) -> None:
-    """Train or continue runs that differ in their seed alone, and evaluate each.
+    """Train or continue runs that differ in their seed or learning rate alone, and evaluate each.
 
     Raises `Interrupted` after a signal, with every state saved, and `Apart` where anything else comes between, be it
     the trouble of one of them.
@@ -46,7 +46,7 @@ def _train(folders: Sequence[RunFolder], recipes: Sequence[Recipe]) -> None:
     if why := alone_because(first):
         raise Apart(f"a recipe with {why} is trained by itself")
     if any(alike(recipe) != alike(first) for recipe in recipes):
-        raise Apart("they differ in more than their seed")
+        raise Apart("they differ in more than seed and learning rate")
     for folder, recipe in zip(folders, recipes, strict=True):
         folder.check(recipe)
         if folder.finished(recipe) or (folder.path / "diverged").is_dir():

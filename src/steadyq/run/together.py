@@ -1,5 +1,5 @@
-"""Runs that differ in nothing but their seed, trained as one program: their networks lie in one stack, their replay in
-one ring, and an update of all of them is about as many launches as one of a single run.
+"""Runs that differ in nothing but their seed or learning rate, trained as one program: their networks lie in one stack,
+their replay in one ring, and an update of all of them is about as many launches as one of a single run.
 
 Every run keeps what makes it a run: its games, its random numbers, its folder, its logs and checkpoints, from which it
 can go on alone. What they share is the device's half of a step, so that they go step by step; what the members of one
@@ -40,8 +40,8 @@ def alone_because(recipe: Recipe) -> str:
 
 
 def alike(recipe: Recipe) -> Recipe:
-    """What runs that are trained together have in common."""
-    return replace(recipe, seed=0)
+    """What runs that are trained together have in common: all but the seed and the learning rate."""
+    return replace(recipe, seed=0, optim=replace(recipe.optim, rate=1.0))
 
 
 class Together:

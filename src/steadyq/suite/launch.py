@@ -46,7 +46,7 @@ class Launcher(Protocol):
     on_gpu: bool
     """Whether runs get a share of a GPU."""
     abreast: int
-    """How many runs that differ in their seed alone it trains as one program, at most."""
+    """How many runs that differ in their seed or learning rate alone it trains as one program, at most."""
 
     def open(self) -> str:
         """Get ready to start runs; returns what there is to say about it, or nothing."""
@@ -159,7 +159,7 @@ def _fill(entries: Sequence[Entry], launcher: Launcher, board: Board) -> None:
 
 
 def companions(entry: Entry, entries: Sequence[Entry], most: int) -> list[Entry]:
-    """Up to so many waiting runs that differ from a run in their seed alone, and go on from the same step."""
+    """Up to so many waiting runs that differ from a run in seed or learning rate alone, and go on from its step."""
     if not most or entry.alone or alone_because(entry.run.recipe):
         return []
     recipe, step = alike(entry.run.recipe), reached(entry.folder)
@@ -169,7 +169,6 @@ def companions(entry: Entry, entries: Sequence[Entry], most: int) -> list[Entry]
         if other is not entry
         and other.state == "waiting"
         and not other.alone
-        and other.run.label == entry.run.label
         and alike(other.run.recipe) == recipe
         and reached(other.folder) == step
     )

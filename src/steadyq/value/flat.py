@@ -37,7 +37,7 @@ class Flat:
     ) -> None:
         some = next(iter(initial.values()))
         self.members, self.device = some.shape[0], some.device
-        self.settings, self.rate = settings, torch.tensor(settings.rate, device=self.device)
+        self.settings, self.rate = settings, torch.full((self.members,), settings.rate, device=self.device)
         self.shapes = {name: p.shape for name, p in initial.items()}
         self.counts = {name: math.prod(shape[1:]) for name, shape in self.shapes.items()}
         blocks = {name: -(-count // BLOCK) for name, count in self.counts.items()}
@@ -83,7 +83,7 @@ class Flat:
     ) -> Tensor:
         """One step of every active member, and of all targets unless tau is None; returns the gradient norms, [member].
 
-        `rate` replaces the learning rate from now on.
+        `rate`, of all or of each member, replaces the learning rate from now on.
         """
         parts = self.runs(gradient)
         norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float32) for _, g in parts]

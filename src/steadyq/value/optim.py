@@ -110,8 +110,8 @@ class Adam:
     ) -> None:
         """The formula: p -= rate * m_hat / (sqrt(v_hat) + epsilon), after p -= rate * decay * p."""
         beta1, beta2 = self.betas
-        lr = self.rate if rate is None else rate
         for name, p in params.items():
+            lr = self.rate if rate is None else rate if rate.dim() == 0 else along(rate.to(p.dtype), p)
             m, v, t = (part[name] for part in (state.first, state.second, state.step))
             g, steps = gradient[name] * along(scale, p), t + 1
             first, second = m.lerp(g, 1 - beta1), (v * beta2).addcmul(g, g, value=1 - beta2)
@@ -133,7 +133,7 @@ class Adam:
         rate: Tensor | None = None,
     ) -> None:
         """The same in one pass per tensor: each member is handed over as tensors of its own, views of the stack."""
-        lr = self.rate if rate is None else float(rate)
+        rates = torch.as_tensor(self.rate if rate is None else rate).expand(len(scale)).tolist()
         moves = [True] * len(scale) if active is None else (active > 0).tolist()
         weights = [name for name, p in params.items() if self.decay and decays(p)]
         rest = [name for name in params if name not in weights]
@@ -149,7 +149,7 @@ class Adam:
                 g = [part.contiguous() for part in g]  # the fused pass reads memory in order
                 run(  # what torch.optim.Adam(fused=True) and AdamW(fused=True) call
                     p, g, m, v, [], t,
-                    lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=decay, eps=self.epsilon,
+                    lr=rates[member], beta1=self.betas[0], beta2=self.betas[1], weight_decay=decay, eps=self.epsilon,
                     amsgrad=False, maximize=False, grad_scale=scale[member].reciprocal(), found_inf=None,
                 )  # fmt: skip
 

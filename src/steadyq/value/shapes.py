@@ -78,7 +78,7 @@ class Draw:
     order: Tensor  # [member] whose selected action each member values
     forbid: Tensor  # [] bool: is the rewarded action forbidden in this update?
     keep: Tensor  # [member, batch] or [member, 1]: 1 where a member learns from a sample; [member, 0]: all from all
-    rate: Tensor  # [] learning rate
+    rate: Tensor  # [] learning rate; [member] where those of several runs are stacked
     horizon: Tensor  # [] int64: n of the n-step return
     gamma: Tensor  # [] discount per step
     uniform: Tensor  # [batch] in [0, 1): which transitions are sampled
@@ -179,7 +179,9 @@ class DrawLayout:
         }
 
     def together(self, packed: Tensor) -> Draw:
-        """The draws of several runs, `[run, number]`, as one for all their samples, with the schedules of the first."""
+        """The draws of several runs, `[run, number]`, as one for all their samples: rates are their own, the other
+        schedules those of the first.
+        """
         parts = self._fields(packed)
 
         def each(part: Tensor) -> Tensor:
@@ -191,7 +193,7 @@ class DrawLayout:
             order=each(parts["order"]),
             forbid=parts["forbid"].repeat_interleave(self.batch),
             keep=each(parts["keep"]) if self.keep else parts["keep"][0],
-            rate=parts["rate"][0],
+            rate=parts["rate"].repeat_interleave(self.members),
             horizon=parts["horizon"][0],
             gamma=parts["gamma"][0],
             share=each(parts["share"]),

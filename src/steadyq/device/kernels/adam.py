@@ -52,7 +52,7 @@ def _adam_kernel(
         t = tl.load(step + at, mask=mask, other=1.0).to(tl.float32)
     else:
         t = tl.load(step + m * tensors + which).to(tl.float32)
-    rate = tl.load(lr).to(tl.float32)
+    rate = tl.load(lr + m).to(tl.float32)
     moves = mask
     if has_active:
         moves = i < tl.where(tl.load(active + m) > 0, count, 0)
@@ -90,11 +90,11 @@ def adam_(
 
     `param`, `mean`, `square`, `target` are float32 `[member, n]`, contiguous; `grad` and the shadows any float type.
     `grad[member, count]` may be that of a part: of the parameters from `start`, a multiple of BLOCK, on.
-    `scale[member]` multiplies the gradient. `step[member, tensor]` counts updates of that member's tensor since its
-    moments were last cleared, this one included; with more than one tensor, `segment[n / BLOCK]` (int32) names the
-    tensor of each run of BLOCK parameters. `step[member, n]` counts for each parameter alone. Members whose
-    `active[member]` is 0 stay as they are, but for their targets. `decay[tensor]` shrinks parameters by that share of
-    the rate, apart from the gradient (AdamW).
+    `scale[member]` multiplies the gradient, `lr[member]` is the learning rate. `step[member, tensor]` counts updates of
+    that member's tensor since its moments were last cleared, this one included; with more than one tensor,
+    `segment[n / BLOCK]` (int32) names the tensor of each run of BLOCK parameters. `step[member, n]` counts for each
+    parameter alone. Members whose `active[member]` is 0 stay as they are, but for their targets. `decay[tensor]`
+    shrinks parameters by that share of the rate, apart from the gradient (AdamW).
     """
     if not available(param):
         adam_reference_(
@@ -142,8 +142,8 @@ def adam_reference_(
     moves = torch.ones(members, 1, dtype=torch.bool, device=param.device) if active is None else active[:, None] > 0
     new_mean = mean.lerp(g, 1 - betas[0])
     new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
-    kept = param if decay is None else param * (1 - lr * spread(decay[None]))
-    new = kept - lr / risen(betas[0], t) * new_mean / (new_square.sqrt() / risen(betas[1], t).sqrt() + eps)
+    kept = param if decay is None else param * (1 - lr[:, None] * spread(decay[None]))
+    new = kept - lr[:, None] / risen(betas[0], t) * new_mean / (new_square.sqrt() / risen(betas[1], t).sqrt() + eps)
     for old, moved in ((mean, new_mean), (square, new_square), (param, new)):
         old.copy_(torch.where(moves, moved, old))
     if shadow is not None:
