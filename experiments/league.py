@@ -14,6 +14,7 @@ packs them together.
 import argparse
 import dataclasses
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +51,8 @@ TUNED_ON = "MinAtar/SpaceInvaders"
 RATES, TARGET_RATES = (2e-4, 5e-4, 1.25e-3), (0.005, 0.02)
 GRID_SEEDS, SEEDS = (100, 101), (0, 1, 2, 3, 4)
 GRID_STEPS, STEPS = 50_000, 100_000
+TOGETHER = len(RATES) * len(GRID_SEEDS)
+"""Runs of a preset that differ in seed and learning rate alone."""
 FIRST = "dqn"
 """The preset that all others are held against."""
 COMMON = {
@@ -301,10 +304,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same command continues")
     parser.add_argument("--jobs", type=int, help="runs at a time; by default one for each core")
     parser.add_argument("--gpus-per-run", type=float, help="as of `steadyq sweep`; 0 trains on the CPU")
-    parser.add_argument("--together", type=int, default=len(SEEDS), help="seeds trained as one program, at most")
+    parser.add_argument("--together", type=int, default=TOGETHER, help="runs trained as one program, at most")
     parser.add_argument("--archive", type=Path, help="what is packed; by default results/league-PART.tar.xz")
     args = parser.parse_args(arguments)
     args.runs = args.runs.with_name(f"{args.runs.name}-{args.command}")
+    os.environ.setdefault("STEADYQ_COMMAND", f"python experiments/league.py {args.command}")  # what results name
     if args.command == "grid":
         return run("grid", grid(), args)
     if args.command == "play":
