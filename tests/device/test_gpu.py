@@ -358,9 +358,10 @@ class StopAt(Display):
         presets.dqn("MinAtar/Breakout"),
         presets.steady("MinAtar/Breakout"),
         presets.rainbow("MinAtar/Breakout"),
+        presets.averaged_dqn("MinAtar/Breakout", **{"optim.hard_copy_every": 7}),
         atari(**{"compute.precision": "fp32"}),
     ],
-    ids=["vectors", "dqn", "steady", "rainbow", "resnet"],
+    ids=["vectors", "dqn", "steady", "rainbow", "averaged", "resnet"],
 )
 def test_runs_trained_together_are_what_they_would_be_alone(recipe: Recipe, tmp_path: Path) -> None:
     """Captured, through the kernels; after so few updates rounding has not grown."""

@@ -34,6 +34,7 @@ def preset(name: str, **more: Any) -> Recipe:
     return made
 
 
+AVERAGED = {"operator.snapshots": 4, "optim.hard_copy_every": 7}
 TOGETHER: dict[str, Recipe] = {
     **{name: recipe for name, recipe in RECIPES.items() if not alone_because(recipe)},
     "forbidden while rewards are rare": cartpole(**{"operator.forbid": "auto", "operator.exchange": "permutation"}),
@@ -49,6 +50,8 @@ TOGETHER: dict[str, Recipe] = {
     "c51, a ceiling": preset("c51", **{"operator.ceiling": "running_max"}),
     "hl_gauss": preset("dqn", **{"estimator.kind": "hl_gauss", "operator.ceiling": "running_max"}),
     "rainbow": preset("rainbow"),
+    "averaged": preset("averaged_dqn", **AVERAGED),
+    "averaged, noisy": preset("rainbow", **AVERAGED, **{"ensemble.members": 2}),
     "pulled, projected": preset(
         "dqn",
         **{"network.norm": "layer", "regulation.pull": 0.01, "regulation.parseval": 0.001, "regulation.project": True},
@@ -93,6 +96,16 @@ def close(found: Any, wanted: Any) -> None:
         assert found == wanted
 
 
+def same_networks(run: Training, other: Training, whose: str) -> None:
+    """All that a learner keeps of its networks, up to rounding."""
+    saved, found = run.checkpoint().tensors, other.checkpoint().tensors
+    assert saved.keys() == found.keys()
+    for part in ("online", "target", "adam_first", "snapshots", "slow"):
+        for key, p in saved.get(part, {}).items():
+            assert found[part][key].shape == p.shape
+            torch.testing.assert_close(found[part][key], p, atol=2e-4, rtol=2e-3, msg=f"{part} {key} {whose}")
+
+
 @pytest.mark.parametrize("name", TOGETHER)
 def test_each_run_is_what_it_would_be_alone(name: str, tmp_path: Path) -> None:
     """The same actions, games, resets and rows, and parameters up to rounding."""
@@ -108,14 +121,7 @@ def test_each_run_is_what_it_would_be_alone(name: str, tmp_path: Path) -> None:
         together.step()
     for seed, (run, other) in enumerate(zip(alone, joined, strict=True)):
         assert run.learner.updates == other.learner.updates > 10
-        for part, own in (
-            ("online", run.learner.online),
-            ("target", run.learner.target),
-            ("first", run.learner.adam.first),
-        ):
-            found = other.learner.adam.first if part == "first" else getattr(other.learner, part)
-            for key, p in own.items():
-                torch.testing.assert_close(found[key], p, atol=2e-4, rtol=2e-3, msg=f"{part} {key} of seed {seed}")
+        same_networks(run, other, f"of seed {seed}")
         folders = [tmp_path / how / f"{seed}" for how in ("alone", "together")]
         for log in ("events", "metrics", "diagnostics"):
             close(told(folders[1], log), told(folders[0], log))
@@ -232,12 +238,37 @@ def test_a_run_that_began_together_goes_on_alone(tmp_path: Path) -> None:
     assert [event["step"] for event in folder.events() if event["event"] == "resume"] == [200]
 
 
+@pytest.mark.parametrize("name", ["averaged, noisy"])
+def test_runs_part_and_join_at_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """Half of it alone, half together, in either order: the same as all of it alone."""
+    recipe, steps = TOGETHER[name], 80
+    alone, parted, joined = ([begun(recipe, tmp_path / how, seed) for seed in SEEDS] for how in ("a", "b", "c"))
+    together = Together(parted)
+    for run in (*alone, *parted):
+        run.start()
+    for _ in range(steps):
+        for run in alone:
+            run.step()
+        together.step()
+    again, apart = Together(joined), [begun(recipe, tmp_path / "d", seed) for seed in SEEDS]
+    for run, saved in zip((*joined, *apart), (*alone, *parted), strict=True):
+        run.restore(saved.checkpoint())
+    for _ in range(steps):
+        for run in (*alone, *apart):
+            run.step()
+        again.step()
+    for whole, one, other in zip(alone, apart, joined, strict=True):
+        assert whole.learner.updates > 20
+        same_networks(whole, one, "of a run that went on alone")
+        same_networks(whole, other, "of a run that went on together")
+
+
 def test_what_is_not_alike_or_has_trouble_goes_apart(tmp_path: Path) -> None:
     recipe = cartpole()
     with pytest.raises(Apart, match="more than seed and learning rate"):
         train_together([recipe, recipe.override({"seed": 1, "optim.tau": 0.1})], folders_of(tmp_path)[:2])
-    own = presets.averaged_dqn("CartPole-v1")
-    with pytest.raises(Apart, match="a mean of target snapshots is trained by itself"):
+    own = recipe.override({"compute.form": "loop"})
+    with pytest.raises(Apart, match=r"compute\.form loop is trained by itself"):
         train_together([own, own.override({"seed": 1})], folders_of(tmp_path)[:2])
     assert not list(tmp_path.iterdir())
     held = begin(RunFolder(tmp_path / "1"), recipes_of(recipe)[1])

@@ -169,9 +169,7 @@ def test_runs_of_other_learning_rates_are_started_together(study: Study, tmp_pat
 
 
 def test_what_is_trained_by_itself_is_started_by_itself(study: Study, tmp_path: Path) -> None:
-    study = read_study(
-        STUDY.replace('operator.forbid = "none"', "operator.snapshots = 3\noptim.hard_copy_every = 9"), "s"
-    )
+    study = read_study(STUDY.replace('operator.forbid = "none"', 'compute.form = "loop"'), "s")
     launcher = Scripted({}, abreast=4)
     launch.launch(make_plan(study, tmp_path / "s"), launcher, Console(file=io.StringIO()))
     assert sorted(map(len, launcher.groups)) == [1, 1, 2]

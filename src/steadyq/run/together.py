@@ -30,7 +30,6 @@ def alone_because(recipe: Recipe) -> str:
         "an image beside other things": recipe.network.kind == "joined",
         "compute.form loop": recipe.compute.form == "loop",
         "an auxiliary loss": recipe.auxiliary.kind != "none",
-        "a mean of target snapshots": recipe.operator.snapshots > 1,
         "units that are replaced": recipe.regulation.intervention == "replace",
         "a dataset": bool(recipe.replay.dataset),
         "evaluations on the way": recipe.evaluation.every > 0,

@@ -99,7 +99,7 @@ class Learner:
         older = settings.snapshots - 1
         kept = 0.0 if auxiliary is None else auxiliary.momentum
         self.slow: Params = {name: p.detach().clone() for name, p in self.online.items()} if kept else {}
-        self.older: Params = {name: p.repeat(older, *[1] * (p.dim() - 1)) for name, p in self.target_low.items()}
+        self.older: Params = {name: self.several(p, older) for name, p in self.target_low.items()}
         self.earlier = replace(ensemble, members=older * ensemble.members)
         replacement = settings.replacement
         self.utility = None if replacement is None else Utility(replacement, ensemble, self.device)
@@ -115,6 +115,11 @@ class Learner:
     def restart(self) -> None:
         """Let schedules begin again."""
         self.restarted = self.updates
+
+    def several(self, each: Tensor, count: int) -> Tensor:
+        """So many copies of what every member has, those of one run before those of the next."""
+        own = each.view(self.runs, 1, len(each) // self.runs, *each.shape[1:])
+        return own.repeat(1, count, *[1] * each.dim()).flatten(0, 2)
 
     @property
     def followers(self) -> tuple[Params, ...]:
@@ -133,7 +138,7 @@ class Learner:
         now, count = self.values(self.target_low, observation, taus, noise), self.settings.snapshots
         if count == 1:
             return now
-        again = None if noise is None else noise.repeat(count - 1, 1)
+        again = None if noise is None else self.several(noise, count - 1)
         older = self.earlier.forward(self.older, observation, taus=taus, noise=again)
         every = torch.cat((now.z, older)).view(count, *now.z.shape)
         z = self.estimator.mix(every.movedim(0, -2), every.new_full((count,), 1 / count))
@@ -254,10 +259,9 @@ class Learner:
 
     def join(self, whole: "Learner", run: int) -> None:
         """Become a run's part of a learner of several, which begins with what this one has."""
-        own = slice(run * self.ensemble.members, (run + 1) * self.ensemble.members)
 
         def part(params: Params) -> Params:
-            return {name: p[own] for name, p in params.items()}
+            return {name: p.tensor_split(whole.runs)[run] for name, p in params.items()}
 
         def moved(params: Params, into: Params) -> Params:
             found = part(into)
@@ -268,6 +272,7 @@ class Learner:
         self.initial = moved(self.initial, whole.initial)
         self.online, self.target = moved(self.online, whole.online), moved(self.target, whole.target)
         self.online_low, self.target_low = part(whole.online_low), part(whole.target_low)
+        self.older = moved(self.older, whole.older)
         adam = whole.adam
         self.adam = AdamState(part(adam.first), part(adam.second), part(adam.step))
         self.ceiling, self.flat, self.whole = whole.ceiling[run], None, whole
@@ -290,11 +295,12 @@ class Learner:
     @torch.no_grad()
     def keep_snapshot(self) -> None:
         """Keep the target that is about to be replaced in place of the oldest kept."""
-        older, members = self.settings.snapshots - 1, self.ensemble.members
+        older = self.settings.snapshots - 1
         if older:
-            place = members * (self.updates // self.settings.hard_copy_every % older)
+            place = self.updates // self.settings.hard_copy_every % older
             for name, p in self.target_low.items():
-                self.older[name][place : place + members].copy_(p)
+                kept = self.older[name].view(self.runs, older, -1, *p.shape[1:])
+                kept[:, place].copy_(p.view(self.runs, -1, *p.shape[1:]))
 
     def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
         """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
