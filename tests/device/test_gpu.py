@@ -359,9 +359,20 @@ class StopAt(Display):
         presets.steady("MinAtar/Breakout"),
         presets.rainbow("MinAtar/Breakout"),
         presets.averaged_dqn("MinAtar/Breakout", **{"optim.hard_copy_every": 7}),
+        presets.spr("MinAtar/Breakout"),
+        presets.bbf("MinAtar/Breakout"),
+        presets.curl("MinAtar/Breakout", **{"auxiliary.momentum": 0.9}),
+        atari(
+            **{
+                "auxiliary.kind": "spr",
+                "network.renormalise": True,
+                "replay.shift": 4,
+                "compute.precision": "fp32",
+            }
+        ),
         atari(**{"compute.precision": "fp32"}),
     ],
-    ids=["vectors", "dqn", "steady", "rainbow", "averaged", "resnet"],
+    ids=["vectors", "dqn", "steady", "rainbow", "averaged", "spr", "bbf", "curl", "resnet, spr", "resnet"],
 )
 def test_runs_trained_together_are_what_they_would_be_alone(recipe: Recipe, tmp_path: Path) -> None:
     """Captured, through the kernels; after so few updates rounding has not grown."""
@@ -381,7 +392,7 @@ def test_runs_trained_together_are_what_they_would_be_alone(recipe: Recipe, tmp_
     assert together.learning.captured.graph is not None
     for run, other in zip(alone, joined, strict=True):
         assert torch.equal(run.ring.state()["action"], other.ring.state()["action"])
-        for part in ("online", "target", "online_low", "target_low"):
+        for part in ("online", "target", "online_low", "target_low", "older", "slow"):
             for name, p in getattr(run.learner, part).items():
                 torch.testing.assert_close(
                     getattr(other.learner, part)[name], p, rtol=1e-2, atol=1e-3, msg=f"{part} {name}"

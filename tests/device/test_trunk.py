@@ -288,6 +288,22 @@ def test_a_networks_predictions_through_the_kernels_equal_the_loop() -> None:
 
 
 @inside
+def test_predictions_of_two_runs_through_the_kernels_equal_those_of_each_through_the_loop() -> None:
+    network = Impala((2, 3, 4), ACTIONS * ATOMS, 1, 4, renormalise=True, transition=ACTIONS)
+    both, generator = Ensemble(network, 2, ACTIONS, ATOMS, form="kernels", runs=2), torch.Generator().manual_seed(0)
+    params = both.initial(generator)
+    x, action = torch.randn(2, 4, 2, 3, 4, generator=generator), torch.randint(ACTIONS, (2, 4), generator=generator)
+    z, predicted = both.predict(params, x[0], action)
+    projected = both.project(params, x)
+    for run, rows in enumerate((slice(0, 2), slice(2, 4))):
+        alone, own = replace(both, members=1, form="loop", runs=1), {key: p[run : run + 1] for key, p in params.items()}
+        own_z, own_predicted = alone.predict(own, x[0, rows], action[:, rows])
+        close(z[:, rows], own_z, 1e-4)
+        close(predicted[:, :, rows], own_predicted, 1e-4)
+        close(projected[:, :, rows], alone.project(own, x[:, rows]), 1e-4)
+
+
+@inside
 def test_all_convolutions_of_a_network_without_norm_are_one_program() -> None:
     for network in (ResNet((4, 84, 84), 6, 2), Impala((4, 84, 84), 6, 4, renormalise=True)):
         joined = [part for part in parts(network) if isinstance(part, Joined)]

@@ -42,7 +42,7 @@ def test_the_forms_agree_in_predictions_projections_and_every_gradient(name: str
         leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
         one = replace(ensemble, form=form)  # type: ignore[arg-type]
         z, predicted = one.predict(leaves, x, action)
-        projected = one.project(leaves, x)
+        projected = one.project(leaves, x[None])
         torch.testing.assert_close(z, one.forward(leaves, x), rtol=1e-5, atol=1e-6)
         loss = (predicted * pull).sum() + z.square().sum() + projected.square().sum()
         found.append((z, predicted, projected, *torch.autograd.grad(loss, list(leaves.values()))))

@@ -34,6 +34,16 @@ def preset(name: str, **more: Any) -> Recipe:
     return made
 
 
+def minatar_preset(name: str, **more: Any) -> Recipe:
+    """Of images, its schedules of resets begun and its views shifted."""
+    changes = {"network.channels": 4, "network.hidden": (16,), "replay.shift": 1, "regulation.threshold": 6.0}
+    resets = {"regulation.period": 30} if name in ("bbf", "sr_spr") else {}
+    made: Recipe = getattr(presets, name)("MinAtar/Breakout").override(
+        {**JUST, "steps": 300, **changes, **resets, **more}
+    )
+    return made
+
+
 AVERAGED = {"operator.snapshots": 4, "optim.hard_copy_every": 7}
 TOGETHER: dict[str, Recipe] = {
     **{name: recipe for name, recipe in RECIPES.items() if not alone_because(recipe)},
@@ -50,6 +60,14 @@ TOGETHER: dict[str, Recipe] = {
     "c51, a ceiling": preset("c51", **{"operator.ceiling": "running_max"}),
     "hl_gauss": preset("dqn", **{"estimator.kind": "hl_gauss", "operator.ceiling": "running_max"}),
     "rainbow": preset("rainbow"),
+    "spr": preset("spr"),
+    "spr, averaged, some learn": preset(
+        "spr", **AVERAGED, **{"ensemble.members": 3, "ensemble.learn": "some", "replay.batch": 9}
+    ),
+    "sr_spr, images": minatar_preset("sr_spr", **{"replay.ratio": 2}),
+    "bbf of two": minatar_preset("bbf", **{"ensemble.members": 2, "replay.intensity": 0.05}),
+    "curl": preset("curl", **{"auxiliary.momentum": 0.9}),
+    "curl of two, images": minatar_preset("curl", **{"ensemble.members": 2, "auxiliary.shift": 1}),
     "averaged": preset("averaged_dqn", **AVERAGED),
     "averaged, noisy": preset("rainbow", **AVERAGED, **{"ensemble.members": 2}),
     "pulled, projected": preset(
@@ -238,7 +256,7 @@ def test_a_run_that_began_together_goes_on_alone(tmp_path: Path) -> None:
     assert [event["step"] for event in folder.events() if event["event"] == "resume"] == [200]
 
 
-@pytest.mark.parametrize("name", ["averaged, noisy"])
+@pytest.mark.parametrize("name", ["averaged, noisy", "spr, averaged, some learn", "bbf of two", "curl of two, images"])
 def test_runs_part_and_join_at_a_checkpoint(name: str, tmp_path: Path) -> None:
     """Half of it alone, half together, in either order: the same as all of it alone."""
     recipe, steps = TOGETHER[name], 80

@@ -140,15 +140,19 @@ class Ensemble:
         chosen = (action[..., None] == torch.arange(self.network.transition, device=action.device)).to(self.dtype)
         rollout = Rollout(self.encoding, len(action))
         z, predicted = self._run(rollout, params, observation, chosen, taus=taus, noise=noise)
-        return self._values(z, observation.shape[0]), predicted.reshape(self.members, *action.shape, -1)
+        return self._values(z, observation.shape[0]), self._by_step(predicted, len(action))
 
     def project(self, params: Params, observation: Tensor) -> Tensor:
-        """Return the last hidden units of observations [batch, ...] before their ReLU, [member, batch, unit]."""
-        return self._run(Projection(self.encoding), params, observation)[0]
+        """Return the last hidden units of observations [step, batch, ...] before their ReLU, [member, step, batch,
+        unit].
+        """
+        steps, _, *shape = observation.shape
+        rows = observation.reshape(steps, self.runs, -1, *shape).transpose(0, 1).flatten(0, 2)
+        return self._by_step(self._run(Projection(self.encoding), params, rows)[0], steps)
 
     def contrast(self, params: Params, observation: Tensor, *, query: bool) -> Tensor:
         """Return what a contrastive loss compares of observations [batch, ...], [member, batch, unit]."""
-        return self._run(Contrast(self.encoding, query), params, observation)[0]
+        return self._of_all(self._run(Contrast(self.encoding, query), params, observation)[0], 1)
 
     @property
     def noise_size(self) -> int:
@@ -182,7 +186,17 @@ class Ensemble:
             z = z.view(self.members, each, -1, self.actions).transpose(2, 3)
         else:
             z = z.view(self.members, each, self.actions, self.atoms)
-        return z if self.runs == 1 else z.view(self.runs, -1, *z.shape[1:]).transpose(0, 1).flatten(1, 2)
+        return self._of_all(z, 1)
+
+    def _by_step(self, x: Tensor, steps: int) -> Tensor:
+        """Units of every member's rows, those of one step after another, `[member, step, batch, unit]`."""
+        return self._of_all(x.reshape(len(x), steps, -1, x.shape[-1]), 2)
+
+    def _of_all(self, x: Tensor, place: int) -> Tensor:
+        """Every member's part of a batch, which lies in this dimension, as the whole batch of the members of a run."""
+        if self.runs == 1:
+            return x
+        return x.view(self.runs, -1, *x.shape[1:]).movedim(0, place).flatten(place, place + 1)
 
     def _run(
         self,

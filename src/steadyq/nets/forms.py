@@ -233,11 +233,11 @@ class Stacked(_Anywhere):
 
     def acted(self, x: Tensor, step: int) -> Tensor:
         """Behind each member's channels or units."""
-        a = self.taken(step)
+        a = own_parts(self.taken(step), self.runs, self.members)  # [member, batch, action]
         if x.dim() == 3:
-            return torch.cat((x, a.expand(self.members, -1, -1)), 2)
+            return torch.cat((x, a), 2)
         each = x.reshape(len(x), self.members, -1, *x.shape[2:])
-        planes = a[:, None, :, None, None].expand(-1, self.members, -1, *x.shape[2:])
+        planes = a.transpose(0, 1)[..., None, None].expand(-1, -1, -1, *x.shape[2:])
         return torch.cat((each, planes), 2).flatten(1, 2)
 
     def together(self, *batches: Tensor) -> Tensor:
@@ -303,8 +303,8 @@ class Kernels(_Anywhere):
 
     def acted(self, x: Tensor, step: int) -> Tensor:
         """Behind the channels or units."""
-        a = self.taken(step)
-        a = a[:, None, None] if x.dim() == 5 else a
+        a = own_parts(self.taken(step), self.runs, self.members)  # [member, batch, action]
+        a = a[:, :, None, None] if x.dim() == 5 else a
         return torch.cat((x, a.expand(*x.shape[:-1], -1)), -1)
 
     def together(self, *batches: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ def alone_because(recipe: Recipe) -> str:
         "a network of one's own": recipe.network.kind == "own",
         "an image beside other things": recipe.network.kind == "joined",
         "compute.form loop": recipe.compute.form == "loop",
-        "an auxiliary loss": recipe.auxiliary.kind != "none",
         "units that are replaced": recipe.regulation.intervention == "replace",
         "a dataset": bool(recipe.replay.dataset),
         "evaluations on the way": recipe.evaluation.every > 0,

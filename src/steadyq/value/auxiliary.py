@@ -35,8 +35,8 @@ class Auxiliary(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """z[member, batch, action, atom] at s, and what is predicted."""
 
-    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
-        """Every member's loss of every sample, [member, batch]."""
+    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch, runs: int = 1) -> Tensor:
+        """Every member's loss of every sample, [member, batch], where the batch is that of so many runs."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class SelfPrediction:
     @torch.no_grad()
     def goal(self, ensemble: Ensemble, slow: Params, batch: Batch) -> Tensor:
         """The target networks' projections of what came, [member, step, batch, unit]."""
-        future = self.future(batch)
-        seen = ensemble.project(slow, future.observation.flatten(0, 1))
-        return seen.reshape(len(seen), *future.action.shape, -1)
+        return ensemble.project(slow, self.future(batch).observation)
 
     def predict(
         self, ensemble: Ensemble, params: Params, batch: Batch, taus: Tensor | None = None, noise: Tensor | None = None
@@ -65,7 +63,7 @@ class SelfPrediction:
         """z[member, batch, action, atom] at s, and what is predicted of the steps after it, as `goal`."""
         return ensemble.predict(params, batch.observation, self.future(batch).action, taus, noise)
 
-    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
+    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch, runs: int = 1) -> Tensor:
         """Return the mean over steps of |p/|p| - g/|g||^2 = 2 - 2 cos(p, g), 0 beyond the end, [member, batch]."""
         p, g = (functional.normalize(x.float(), dim=-1, eps=SHORTEST) for x in (predicted, goal))
         return ((p - g).square().sum(-1) * self.future(batch).known).mean(1)
@@ -79,7 +77,7 @@ class SelfPrediction:
 
 @dataclass(frozen=True)
 class Contrastive:
-    """CURL (Laskin et al. 2020): of all states of a batch each member's query of one is to find its key of that one.
+    """CURL (Laskin et al. 2020): of a run's batch of states each member's query of one is to find its key of that one.
 
     A query is a view of s through encoder, projection and product, a key another view of it through the encoder and
     projection of a copy that follows slowly. Their products, times `scale`, are the logits of whose key it is.
@@ -101,10 +99,11 @@ class Contrastive:
         z = ensemble.forward(params, batch.observation, taus=taus, noise=noise)
         return z, ensemble.contrast(params, self.views(batch)[0], query=True)
 
-    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch) -> Tensor:
-        """Return -log softmax over all keys, that of a sample's own, [member, batch]."""
-        logits = self.scale * predicted.float() @ goal.float().transpose(1, 2)  # [member, query, key]
-        return -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)
+    def loss(self, predicted: Tensor, goal: Tensor, batch: Batch, runs: int = 1) -> Tensor:
+        """Return -log softmax over all keys of a run, that of a sample's own, [member, batch]."""
+        queries, keys = (x.float().view(len(x), runs, -1, x.shape[-1]) for x in (predicted, goal))
+        logits = self.scale * queries @ keys.transpose(2, 3)  # [member, run, query, key]
+        return -logits.log_softmax(-1).diagonal(dim1=2, dim2=3).flatten(1)
 
     def views(self, batch: Batch) -> Tensor:
         """The two looks at s: drawn ones, or what there is twice."""

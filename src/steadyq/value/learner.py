@@ -203,17 +203,17 @@ class Learner:
         beside.join()
         batch = replace(batch, weight=weight)
         loss, each = self.loss(now, batch, y, draw)
-        measures: dict[str, Tensor] = {}
+        further: dict[str, Tensor] = {}
         if auxiliary is not None and predicted is not None and goal is not None:
-            beyond = auxiliary.loss(predicted, goal, batch)  # [member, batch]
+            beyond = auxiliary.loss(predicted, goal, batch, self.runs)  # [member, batch]
             loss = loss + auxiliary.weight * weighted(beyond, batch, draw.keep, self.runs)
-            measures["auxiliary"] = (batch.weight * beyond.detach()).mean()
+            further["auxiliary"] = batch.weight * beyond.detach()
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         gradient = dict(zip(leaves, slopes, strict=True))
         each, q = each.detach(), now.q.detach()
         with torch.no_grad():
-            with beside.reading(target, y, each, q):
-                measures |= self.measure(batch, target, y, each, q)
+            with beside.reading(target, y, each, q, further):
+                measures = self.measure(batch, target, y, each, q, **further)
             ensemble, penalties = self.ensemble, self.settings.penalties
             pulls = penalties.gradient(self.online, self.initial, ensemble.network, ensemble.still)
             put_out = self.utility.put_out(self.online_low, batch.observation) if self.utility else {}
@@ -272,7 +272,7 @@ class Learner:
         self.initial = moved(self.initial, whole.initial)
         self.online, self.target = moved(self.online, whole.online), moved(self.target, whole.target)
         self.online_low, self.target_low = part(whole.online_low), part(whole.target_low)
-        self.older = moved(self.older, whole.older)
+        self.older, self.slow = moved(self.older, whole.older), moved(self.slow, whole.slow)
         adam = whole.adam
         self.adam = AdamState(part(adam.first), part(adam.second), part(adam.step))
         self.ceiling, self.flat, self.whole = whole.ceiling[run], None, whole
@@ -302,8 +302,12 @@ class Learner:
                 kept = self.older[name].view(self.runs, older, -1, *p.shape[1:])
                 kept[:, place].copy_(p.view(self.runs, -1, *p.shape[1:]))
 
-    def measure(self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """Summarise the update; `same_action` is the paper's Fig. 1 statistic, before any masking."""
+    def measure(
+        self, batch: Batch, target: Values, y: Tensor, each: Tensor, q: Tensor, **further: Tensor
+    ) -> dict[str, Tensor]:
+        """Summarise the update and what else is to be averaged; `same_action` is the paper's Fig. 1 statistic, before
+        any masking.
+        """
         taken = q.gather(2, batch.action.expand(q.shape[0], -1)[..., None])
         rewarded = batch.rewarded
         same = target.q.mean(0).argmax(-1) == batch.action
@@ -318,6 +322,7 @@ class Learner:
             "same_action": flags[0],
             "rewarded": flags[1],
             "same_action_and_rewarded": flags[2],
+            **further,
         }  # the batch comes last
         return dict(zip(every, means(list(every.values()), self.runs), strict=True))
 
