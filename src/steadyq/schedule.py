@@ -67,8 +67,10 @@ class Schedule:
 
     def at(self, steps: int, updates: int = 0) -> float:
         """The value after so many steps of training and updates since the last scheduled reset."""
+        if self.shape == "constant":
+            return self.end
         time = max(0, (steps if self.unit == "steps" else updates) - self.after)
-        if self.constant or time >= self.over:
+        if time >= self.over:
             return self.end
         if self.shape == "linear":
             return self.start + (self.end - self.start) * time / self.over

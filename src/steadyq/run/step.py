@@ -91,7 +91,7 @@ class Training:
         self.learning = Learning(self.learner, ring, self.draws.layout, self.compiled)
         self.values = Values(recipe, self.spec, self.learner, ring)
         self.sums, self.member, self.noise = self.learning.sums, self.values.member, self.values.noise
-        self._store = Captured(ring.write, self.device)
+        self._store = Captured(ring.write, self.device, self.compiled)
         self.together = 1  # how many runs are trained as one program with it, itself included
         self.wall = 0.0
         self._clock = time.monotonic()
@@ -137,9 +137,8 @@ class Training:
             self.learner.ceiling.fill_(self.ceiling.value)
         if self.watch:
             self.watch.returns.add(reward, step.terminated, step.truncated)
-        self.rewarded_share += (
-            (float(np.mean(reward > 0)) - self.rewarded_share) * lanes / min(count, max(AUTO_HORIZON, lanes))
-        )
+        share = np.count_nonzero(reward > 0) / lanes
+        self.rewarded_share += (share - self.rewarded_share) * lanes / min(count, max(AUTO_HORIZON, lanes))
 
     def step(self) -> dict[str, Any] | None:
         """One step of every lane, and the learning that is due with it; returns the metrics row if one was due.
@@ -383,6 +382,8 @@ class Training:
         self.score += score
         self.game_steps += 1
         self.finished.clear()
+        if not game_over.any():
+            return
         for lane in np.flatnonzero(game_over):
             self.games += 1
             game = FinishedGame(self.step_count, int(lane), float(self.score[lane]), int(self.game_steps[lane]))

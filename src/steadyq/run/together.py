@@ -70,7 +70,7 @@ class Together:
         choose = [run.chooser() for run in runs]
         if runs[0].learns:
             learn_watched(runs, self.learn, self.recipe.replay.ratio)
-        values = np.split(q.numpy(), len(runs))
+        values = q.numpy().reshape(len(runs), runs[0].spec.lanes, -1)
         actions = [chosen(own) for chosen, own in zip(choose, values, strict=True)]
         steps = [run.play(action) for run, action in zip(runs, actions, strict=True)]
         rewards = [run.reward(step) for run, step in zip(runs, steps, strict=True)]

@@ -44,8 +44,8 @@ class Draws:
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
             share=self.operator.shares(self.layout.members, rng),
-            taus=rng.random((2, self.layout.batch, self.layout.samples)),
-            noise=rng.standard_normal((2, self.layout.members, self.layout.noise), np.float32),
+            taus=rng.random(self.layout.shapes["taus"]) if self.layout.samples else 0.0,
+            noise=rng.standard_normal(self.layout.shapes["noise"], np.float32) if self.layout.noise else 0.0,
             **self.augmentation.draw(self.layout.batch, rng, self.layout.future),
         )
 
