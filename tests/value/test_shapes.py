@@ -105,7 +105,7 @@ def test_the_draws_of_several_runs_are_one_for_all_their_samples(keep: int) -> N
     rng = np.random.default_rng(keep)
     packed = rng.random((2, layout.size)) * 10
     packed[:, layout.places["forbid"][0]] = [[1], [0]]
-    for name in ("rate", "horizon", "gamma"):  # schedules are the same for all
+    for name in ("horizon", "gamma"):  # schedules but for the rate are the same for all
         packed[1, layout.places[name][0]] = packed[0, layout.places[name][0]]
     found = layout.together(torch.from_numpy(packed))
     for run in range(2):
@@ -118,6 +118,7 @@ def test_the_draws_of_several_runs_are_one_for_all_their_samples(keep: int) -> N
         for name in ("shift", "intensity", "taus", "views"):
             assert torch.equal(getattr(found, name)[:, rows], getattr(own, name)), name
         assert torch.equal(found.noise[:, 3 * run : 3 * run + 3], own.noise)
-        for name in ("rate", "horizon", "gamma"):
+        assert found.rate[3 * run : 3 * run + 3].tolist() == 3 * [float(own.rate)]  # of every member
+        for name in ("horizon", "gamma"):
             assert torch.equal(getattr(found, name), getattr(own, name)), name
     assert found.keep.shape == (3, 8 if keep else 0)
