@@ -4,9 +4,10 @@ import pytest
 import torch
 from compilers import compiles
 from torch import Tensor
+from torch._inductor.exc import CppCompileError
 
 from steadyq.device.capture import Captured
-from steadyq.device.program import Program, Unfit, compiler
+from steadyq.device.program import Program, Unfit, compiler, complaint
 
 
 class Small:
@@ -74,6 +75,13 @@ def test_what_reads_a_number_goes_on_as_it_is_and_says_so() -> None:
     with pytest.warns(UserWarning, match="uncompiled, which is slower: a number was read off a tensor"):
         captured(torch.ones(2))
     assert captured(torch.ones(2)).tolist() == [6, 6]
+
+
+def test_a_compilers_own_words_are_shown_and_not_its_command() -> None:
+    command = ["g++", "main.cpp", *("-I" + "x" * 50 for _ in range(9))]
+    output = "main.cpp: In function 'run':\nmain.cpp:7:3: error: 'gone' was not declared\n    gone();\n"
+    assert complaint(CppCompileError(command, output)) == "main.cpp:7:3: error: 'gone' was not declared"
+    assert complaint(Unfit("a number was read off a tensor")) == "a number was read off a tensor"
 
 
 def test_two_names_for_what_is_written_to_are_refused() -> None:

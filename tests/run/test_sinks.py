@@ -90,6 +90,7 @@ def test_wandb_offline_keeps_metrics_and_diagnostics_of_one_run(
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     folder = stopped_and_continued(tmp_path, **{"record.wandb": True})
+    wandb.teardown()  # waits for the process that writes the files, which a run's end does not
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # one run, in two parts
     assert len(files) == 2

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyq.device.program import Program
-from steadyq.errors import one_line
+from steadyq.device.program import Program, complaint
 
 
 class Captured:
@@ -63,7 +62,7 @@ class Captured:
         try:
             self.function = Program(self.function, argument)
         except Exception as error:
-            warnings.warn(f"goes on uncompiled, which is slower: {one_line(str(error))}", stacklevel=2)
+            warnings.warn(f"goes on uncompiled, which is slower: {complaint(error)}", stacklevel=2)
 
     def _aside(self) -> Tensor:
         """Run on a side stream, as capturing wants of what comes before it."""

@@ -21,6 +21,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from steadyq.errors import one_line
+
 OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "compile_threads": 1}
 """Of the compiler: what calls the loops is C++ too, and no processes are started to compile side by side."""
 CLOSE = 0.02
@@ -38,6 +40,13 @@ def compiler() -> str:
     """The C++ compiler that would be used; empty where there is none, or Python's headers are missing."""
     found = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
     return found if found and (Path(sysconfig.get_path("include")) / "Python.h").exists() else ""
+
+
+def complaint(error: Exception) -> str:
+    """What is wrong, in one line: what a C++ compiler says first, where its command and all its output are given."""
+    said = str(error)
+    output = said.partition("Output:\n")[2].splitlines()
+    return one_line(next((line for line in output if "error" in line.lower()), said))
 
 
 class Unfit(RuntimeError):
