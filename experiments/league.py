@@ -3,7 +3,8 @@
 python experiments/league.py grid --runs DIR      learning and target rates of every preset on one game
 python experiments/league.py choose               the best of them: writes studies/league.toml
 python experiments/league.py play --runs DIR      studies/league.toml
-python experiments/league.py table                what archives in results/ say: prints tables, writes the page
+python experiments/league.py table                what archives in results/ say: prints tables, writes the page; the
+                                                  grid's alone where the first preset has not played all games
 
 `grid` and `play` begin with what results/league-grid*.tar.xz and results/league-play*.tar.xz hold, run what is missing
 (of some `--presets`, or of all) for at most `--minutes`, and pack all that has ended into `--archive`: the next visit
@@ -89,15 +90,18 @@ def target_changes(preset: str, rate: float) -> dict[str, Any]:
     return {"optim.tau": rate} if not every else {"optim.hard_copy_every": round(1 / rate)} if every > 1 else {}
 
 
+def label_of(preset: str, rate: float, target: float) -> str:
+    """What a point of the grid is called; the same at every target rate where that makes no difference."""
+    return f"{preset} rate {rate:g}" + (f" target {target:g}" if target_changes(preset, target) else "")
+
+
 def points(preset: str) -> dict[str, dict[str, Any]]:
-    """The grid of one preset, by label; where target rates make no difference there is one."""
-    found: dict[str, dict[str, Any]] = {}
-    for rate in RATES:
-        for target in TARGET_RATES:
-            changes = target_changes(preset, target)
-            label = f"{preset} rate {rate:g}" + (f" target {target:g}" if changes else "")
-            found[label] = {"preset": preset, "optim.rate": rate, **changes}
-    return found
+    """The grid of one preset, by label."""
+    return {
+        label_of(preset, rate, target): {"preset": preset, "optim.rate": rate, **target_changes(preset, target)}
+        for rate in RATES
+        for target in TARGET_RATES
+    }
 
 
 def grid() -> Study:
@@ -121,18 +125,21 @@ def area(run: Run) -> float:
     return float(np.mean(run.metrics.series("return_100")[1]))
 
 
+def areas(sweep: Sweep, preset: str) -> dict[str, float]:
+    """What a preset's points came to, mean over seeds; empty unless all of them are complete."""
+    cells = sweep.cells.get(TUNED_ON, {})
+    missing = [label for label in points(preset) if len(cells.get(label, ())) < len(sweep.study.seeds)]
+    return {} if missing else {label: float(np.mean([area(run) for run in cells[label]])) for label in points(preset)}
+
+
 def choose(sweep: Sweep) -> Study:
     """The league: each preset at the point whose runs have the largest area under their curve, mean over seeds."""
     variants: dict[str, Mapping[str, Any]] = {}
-    cells = sweep.cells.get(TUNED_ON, {})
     for preset in presets()[0]:
-        own = points(preset)
-        missing = [label for label in own if len(cells.get(label, ())) < len(sweep.study.seeds)]
-        if missing:
-            print(f"left out: {preset}, {len(missing)} of {len(own)} points are not complete ({missing[0]} ...)")
-            continue
-        best = max(own, key=lambda label: float(np.mean([area(run) for run in cells[label]])))
-        variants[preset] = own[best]
+        if found := areas(sweep, preset):
+            variants[preset] = points(preset)[max(found, key=found.__getitem__)]
+        else:
+            print(f"left out: {preset}, whose grid is not complete")
     if FIRST not in variants:
         raise UserError(f"the grid of {FIRST} is not complete, and all others are held against it")
     return Study(
@@ -179,8 +186,8 @@ def read(part: str, study: Study) -> Sweep:
         return read_sweep(Path(place))
 
 
-def played(sweep: Sweep) -> Sweep:
-    """The presets whose runs have all come to an end."""
+def played(sweep: Sweep) -> Sweep | None:
+    """The presets whose runs have all come to an end; none unless the first one's have."""
     study = sweep.study
     ended = {
         env: {label for label, runs in cells.items() if len(runs) == len(study.seeds)}
@@ -188,7 +195,7 @@ def played(sweep: Sweep) -> Sweep:
     }
     labels = [label for label in study.labels if all(label in ended.get(env, ()) for env in study.games)]
     if FIRST not in labels:
-        raise UserError(f"{FIRST} has not played all games yet, and all others are held against it")
+        return None
     cells = {env: {label: runs[label] for label in labels} for env, runs in sweep.cells.items()}
     return dataclasses.replace(sweep, study=study.changed(variants=labels), cells=cells)
 
@@ -255,14 +262,35 @@ def spanned(scores: Scores, digits: int) -> str | None:
     return f"{statistics.mean(scores):.{digits}f}{span}"
 
 
-def settings(study: Study) -> Table:
-    """What the grid chose."""
+def sensitivity(sweep: Sweep) -> Table:
+    """Every preset at every point of the grid, the best first, and how much of its best it keeps at its worst."""
     rows = []
-    for preset, changes in study.variants.items():
-        optim = study.recipe(preset, TUNED_ON, 0).optim
-        target = f"{optim.tau:g}" if not optim.hard_copy_every else f"a copy every {optim.hard_copy_every}"
-        rows.append((Cell(preset), Cell(f"{changes['optim.rate']:g}"), Cell(target)))
-    return Table("The grid's choice", ("preset", "learning rate", "target rate"), tuple(rows))
+    for preset in presets()[0]:
+        if found := areas(sweep, preset):
+            best, worst = max(found.values()), min(found.values())
+            cells, shown = [Cell(preset)], set()
+            for rate in RATES:
+                for target in TARGET_RATES:
+                    label = label_of(preset, rate, target)
+                    value = found[label] if label not in shown and math.isfinite(found[label]) else None
+                    cells.append(Cell(value, 1, best=value == best))
+                    shown.add(label)
+            rows.append((*cells, Cell(worst / best if math.isfinite(worst) else None, 2)))
+    seeds = [[area(run) for run in cell] for cell in sweep.cells[TUNED_ON].values()]
+    apart = [float(np.ptp(each)) for each in seeds if len(each) > 1 and np.isfinite(each).all()]
+    spread = f", which are {np.mean(apart):.1f} apart at a point" if apart else ""
+    rows.sort(key=lambda row: max(cell.value for cell in row[1:-1] if isinstance(cell.value, float)), reverse=True)
+    return Table(
+        "The grid",
+        ("preset", *(f"{rate:g}, {target:g}" for rate in RATES for target in TARGET_RATES), "worst of best"),
+        tuple(rows),
+        notes=(
+            "* the point taken.",
+            f"Learning rate, target rate; on {TUNED_ON}, mean over the run of the last 100 training games' return, "
+            f"mean over seeds {' and '.join(map(str, GRID_SEEDS))}{spread}. A preset that copies its target after "
+            "every update has no target rate. Worst of best: what is left of a preset's best point at its worst.",
+        ),
+    )
 
 
 def bold(note: str) -> str:
@@ -270,27 +298,32 @@ def bold(note: str) -> str:
     return f"Bold: {note.removeprefix('* ')}" if note.startswith("* ") else note
 
 
-def page(sweep: Sweep, found: Sequence[Table]) -> str:
-    """The whole page."""
-    commits = sorted({str(run.result["commit"])[:10] for run in sweep.runs if run.result and run.result.get("commit")})
+def page(sweep: Sweep | None, tuned: Sweep, found: Sequence[Table]) -> str:
+    """The whole page; without a sweep nothing has been played."""
+
+    def commits(*sweeps: Sweep) -> str:
+        runs = [run.result for each in sweeps for run in each.runs if run.result]
+        return ", ".join(sorted({str(result["commit"])[:10] for result in runs if result.get("commit")}))
+
     fit, unfit = presets()
     left = "".join(f"Left out: `{preset}` ({why}). " for preset, why in unfit.items())
-    if waiting := [f"`{preset}`" for preset in fit if preset not in sweep.study.labels]:
+    if waiting := [f"`{preset}`" for preset in fit if sweep is None or preset not in sweep.study.labels]:
         left += f"Not played yet: {', '.join(waiting)}. "
     body = "\n".join(
         f"## {table.title}\n\n{table.markdown()}\n" + "".join(f"{bold(note)}\n\n" for note in table.notes)
         for table in found
     )
     rates, targets = (", ".join(f"{rate:g}" for rate in each) for each in (RATES, TARGET_RATES))
+    games = f"`results/league-play*.tar.xz` (commits {commits(sweep)}) and " if sweep else ""
     return f"""# The league
 
 Every preset on {len(GAMES)} MinAtar games, {STEPS:,} steps, {len(SEEDS)} seeds,
 {COMMON["evaluation.episodes"]} evaluation games a run. {left}All were tuned alike: learning rates {rates} times
 target rates {targets} (where a preset copies its
 target, a copy every 1 / rate updates) on {TUNED_ON} alone, {GRID_STEPS:,} steps, seeds
-{" and ".join(map(str, GRID_SEEDS))}, which no run below has; the point with the largest mean of the training return
-over the whole run was taken for all games. Everything else is as the presets have it. Written by
-`python experiments/league.py table` from `results/league-play*.tar.xz`, runs of commits {", ".join(commits)}.
+{" and ".join(map(str, GRID_SEEDS))}, which no run of the league has; the point with the largest mean of the training
+return over the whole run was taken for all games. Everything else is as the presets have it. Written by
+`python experiments/league.py table` from {games}`results/league-grid*.tar.xz` (commits {commits(tuned)}).
 
 {body}"""
 
@@ -314,15 +347,17 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command == "play":
         return run("play", find_study(str(STUDY)), args)
     if args.command == "choose":
-        study = choose(read("grid", grid()))
-        replace_text(STUDY, study.to_toml())
-        render(settings(study), Console(width=160))
+        tuned = read("grid", grid())
+        replace_text(STUDY, choose(tuned).to_toml())
+        render(sensitivity(tuned), Console(width=160))
         return 0
-    sweep = played(read("play", find_study(str(STUDY))))
-    found = [*tables(sweep)[:1], by_game(sweep), diagnostics(sweep), settings(sweep.study)]
+    tuned = read("grid", grid())
+    sweep = played(read("play", find_study(str(STUDY)))) if any(RESULTS.glob("league-play*.tar.xz")) else None
+    found = [*tables(sweep)[:1], by_game(sweep), diagnostics(sweep)] if sweep else []
+    found.append(sensitivity(tuned))
     for table in found:
         render(table, Console(width=200))
-    replace_text(PAGE, page(sweep, found))
+    replace_text(PAGE, page(sweep, tuned, found))
     return 0
 
 

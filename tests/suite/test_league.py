@@ -107,6 +107,12 @@ def test_a_league_is_played_in_pieces(
     assert league.main(["choose"]) == 0
     study = find_study(str(league.STUDY))
     assert study.labels == ("dqn", "drq")
+    assert league.main(["table"]) == 0
+    page = league.PAGE.read_text()
+    assert "Not played yet: `dqn`, `drq`." in page
+    dqn, drq = (max(value for label, value in areas.items() if label.startswith(name)) for name in ("dqn", "drq"))
+    assert (f"**{dqn:.1f}**" in page, f"**{drq:.1f}**" in page) == (True, True)
+    assert "apart at a point" not in page  # one seed
     for preset, changes in study.variants.items():
         label = max((label for label in areas if label.startswith(preset)), key=lambda label: areas[label])
         assert changes == league.points(preset)[label]
@@ -124,3 +130,4 @@ def test_a_league_is_played_in_pieces(
     assert "| variant | mean | interval | median | beats dqn |" in page
     assert "| preset | dormant share | effective rank, of possible | spike | churn | overestimation |" in page
     assert page.count("| drq |") == 4
+    assert "Not played yet" not in page
