@@ -209,13 +209,13 @@ def test_variants_are_held_against_the_best_on_each_game(tmp_path: Path) -> None
     variants, by_game = tables(sweep)
     assert column(variants, "mean")["16 members"] == 1.0
     assert column(variants, "mean")["4 members"] == pytest.approx(4.5 / 16.5)
-    assert column(variants, "beats 2 members")["4 members"] == 1.0
+    assert column(variants, "beats 1 member")["4 members"] == 1.0
     assert column(by_game, "8 members")["MinAtar/Breakout"] == 8.5
     assert column(by_game, "8 members: interval")["MinAtar/Breakout"] == "8.00 to 9.00"
     training, evaluation = summaries(sweep)
     for points in (training, evaluation):
         assert isinstance(points, Points)
-        assert points.positions == [2.0, 4.0, 8.0, 16.0]
+        assert points.positions == [1.0, 2.0, 4.0, 8.0, 16.0]
         assert points.numeric
     assert (training.title, evaluation.title) == ("Final training return", "Evaluation score")  # type: ignore[union-attr]
 

@@ -68,7 +68,7 @@ def test_the_benchmarks_are_those_of_the_published_scores() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "values"),
     [
-        ("ensemble-size", "ensemble.members", [2, 4, 8, 16]),
+        ("ensemble-size", "ensemble.members", [1, 2, 4, 8, 16]),
         ("replay-ratio", "replay.ratio", [1, 2, 4, 8]),
         ("decoupling", "operator.forbid", ["rewarded", "none"]),
         ("exchange", "operator.exchange", ["derangement", "permutation", "none"]),
