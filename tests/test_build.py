@@ -259,7 +259,7 @@ def test_every_number_of_a_recipe_reaches_what_it_builds() -> None:
     )
     assert build.acting_for(recipe, training=True) == acting.Optimistic(2.5)
     layout = build.draw_layout(recipe, spec)
-    assert (layout.members, layout.batch, layout.keep, layout.augmented) == (2, 8, 8, True)
+    assert (layout.members, layout.batch, layout.keep, layout.masked, layout.augmented) == (2, 8, 0, 0.5, True)
     augmentation = build.augmentation_for(recipe, spec)
     assert (augmentation.shift, augmentation.intensity) == (3, 0.1)
     assert build.ring_for(recipe, spec, torch.device("cpu")).n == 4

@@ -382,24 +382,14 @@ def draw_layout(recipe: Recipe, spec: EnvSpec) -> DrawLayout:
     return DrawLayout(
         members=recipe.ensemble.members,
         batch=recipe.replay.batch,
-        keep=_kept_columns(recipe),
+        keep=int(recipe.ensemble.learn == "one"),
         augmented=augmentation_for(recipe, spec).active,
         future=recipe.auxiliary.future,
         samples=recipe.estimator.samples if recipe.estimator.kind == "implicit" else 0,
         noise=ensemble_for(recipe, spec).noise_size if recipe.network.noisy else 0,
         compared=recipe.auxiliary.compared > 0,
+        masked=recipe.ensemble.share if recipe.ensemble.learn == "some" else 0.0,
     )
-
-
-def _kept_columns(recipe: Recipe) -> int:
-    match recipe.ensemble.learn:
-        case "all":
-            return 0
-        case "one":
-            return 1
-        case "some":
-            return recipe.replay.batch
-    assert_never(recipe.ensemble.learn)
 
 
 def ensemble_for(recipe: Recipe, spec: EnvSpec, members: int | None = None, runs: int = 1) -> Ensemble:

@@ -136,9 +136,11 @@ class EnsembleSection:
     bonus: float = 1.0
     """Standard deviations between members that an optimistic ensemble adds."""
     learn: Literal["all", "one", "some"] = "all"
-    """Which members learn from a sample: all, one at random for the whole update, or each with probability `share`."""
+    """Which members learn from a transition: all; one, drawn for the whole update; or some, by a mask that is drawn for
+    each transition once, so that a member never learns from the others.
+    """
     share: float = 0.5
-    """Chance that a member learns from a sample, where only some do."""
+    """Chance that a member learns from a transition, where only some do."""
     prior: float = 0.0
     """What a fixed random network of its own is multiplied by and added to each member's values; 0 for none."""
     certainty: float = 0.0

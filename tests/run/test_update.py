@@ -66,7 +66,7 @@ def test_the_constraint_comes_back_when_n_has_fallen_to_one() -> None:
     assert found == [(3, False), (2, False), (2, False), (1, True), (1, True), (1, True)]
 
 
-def test_all_one_or_some_members_learn() -> None:
+def test_all_or_one_of_the_members_learn_and_for_some_there_are_keys() -> None:
     many = {"ensemble.members": 5}
     assert drawn(draws_of(recipe_of(**many))).keep.shape == (5, 0)  # all from all, which needs no numbers
 
@@ -75,13 +75,40 @@ def test_all_one_or_some_members_learn() -> None:
     assert all(keep.shape == (5, 1) and float(keep.sum()) == 1 for keep in who)
     np.testing.assert_allclose(torch.stack(who).mean(0).flatten().numpy(), 0.2, atol=0.09)
 
-    some = draws_of(recipe_of(**many, **{"ensemble.learn": "some", "ensemble.share": 0.3}))
-    kept = torch.stack([drawn(some, seed=seed).keep for seed in range(100)])
-    assert kept.shape == (100, 5, 16)
-    assert kept.unique().tolist() == [0.0, 1.0]
-    assert float(kept.mean()) == pytest.approx(0.3, abs=0.02)
-    assert float(kept.mean((0, 2)).std()) < 0.03  # no member more than another
-    assert not torch.equal(kept[0, 0], kept[0, 1])  # each its own samples
+    some = {**many, "ensemble.learn": "some", "ensemble.share": 0.3}
+    assert draws_of(recipe_of(**some)).layout.masked == 0.3
+    first, later = (drawn(draws_of(recipe_of(**some)), step=seed, since=seed, seed=seed) for seed in range(2))
+    assert first.keep.shape == (5, 0)  # masks become it
+    assert torch.equal(first.key, later.key)  # in every update the same, after a restart too
+    assert len(first.key.unique()) == 5
+    assert not torch.equal(first.key, drawn(draws_of(recipe_of(**some, seed=1))).key)
+
+
+def test_a_member_learns_from_the_transitions_of_its_mask_and_never_from_another() -> None:
+    recipe = recipe_of(**{"ensemble.members": 3, "ensemble.learn": "some", "replay.capacity": 64, "replay.alpha": 0.0})
+    spec = envs.spec(recipe.env, recipe.protocol)
+    learner = learner_for(recipe, spec, torch.Generator().manual_seed(0), torch.device("cpu"))
+    ring, draws, rng = ring_for(recipe, spec, torch.device("cpu")), draws_of(recipe), np.random.default_rng(0)
+    learning = Learning(learner, ring, draws.layout)
+    seen: list[tuple[Batch, Draw]] = []
+    update = learner.update
+    learner.update = lambda *given: (seen.append(given), update(*given))[1]  # type: ignore[method-assign, func-returns-value]
+    no, frame, one = np.zeros(1, bool), np.zeros((1, 4), np.float32), np.ones(1, np.float32)
+    ring.begin(frame)
+    for number in range(200):
+        ring.write(torch.from_numpy(ring.packed(np.zeros(1, np.int64), one, Step(frame, one, no, no, no, frame))))
+        if number > 20:
+            learning(torch.from_numpy(draws(rng, forbids=True, step=0, since=0)))
+    masks: dict[tuple[int, int], set[tuple[float, ...]]] = {}
+    for batch, draw in seen:
+        assert draw.keep.shape == (3, 16)
+        for slot, stamp, mask in zip(batch.index.tolist(), batch.stamp.tolist(), draw.keep.T.tolist(), strict=True):
+            masks.setdefault((slot, stamp), set()).add(tuple(mask))
+    assert len(seen) * 16 > 10 * len(masks)  # most were drawn again and again
+    assert {len(found) for found in masks.values()} == {1}
+    assert len(set.union(*masks.values())) == 8  # every choice of three members is there
+    both = [(masks[slot, stamp], masks.get((slot, stamp + 1))) for slot, stamp in masks]
+    assert any(after is not None and before != after for before, after in both)  # what comes to lie there has its own
 
 
 def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again() -> None:
@@ -102,7 +129,7 @@ def test_an_update_reads_n_and_discount_from_its_draw_without_being_built_again(
     rng, storage = np.random.default_rng(0), torch.zeros(layout.size, dtype=torch.float64)
     cases = [(3, 0.5, 1.75, 0.125), (2, 0.5, 1.5, 0.25), (1, 0.5, 1.0, 0.5), (3, 0.1, 1.11, 0.001), (2, 1.0, 2.0, 1.0)]
     for n, gamma, _, _ in cases:
-        given = {"uniform": rng.random(16), "order": [1, 2, 3, 0], "forbid": False, "keep": 1.0, "rate": 1e-3}
+        given = {"uniform": rng.random(16), "order": [1, 2, 3, 0], "forbid": False, "keep": 1.0, "key": 0, "rate": 1e-3}
         packed = layout.pack(
             **given, horizon=n, gamma=gamma, shift=0, intensity=1.0, share=1.0, taus=0.5, noise=0, views=0
         )

@@ -12,7 +12,7 @@ from steadyq.value.shapes import Batch, DrawLayout, Future
 def everything(layout: DrawLayout, seed: int = 0) -> dict[str, np.ndarray]:
     """A different number in every place, of each field's own kind."""
     rng = np.random.default_rng(seed)
-    whole = {"order", "horizon", "shift"}
+    whole = {"order", "horizon", "shift", "key"}
     drawn = {
         name: rng.integers(-4, 90, shape) if name in whole else rng.random(shape)
         for name, shape in layout.shapes.items()
@@ -25,7 +25,7 @@ LAYOUTS = [
     DrawLayout(members, batch, keep, augmented)
     for members, batch, augmented in itertools.product((1, 3), (2, 5), (False, True))
     for keep in (0, 1, batch)
-]
+] + [DrawLayout(3, 5, masked=0.5)]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -44,6 +44,7 @@ def test_a_draw_comes_back_as_it_was_packed(layout: DrawLayout, seed: int) -> No
     assert draw.forbid.dtype == torch.bool
     assert draw.rate.dtype == draw.uniform.dtype == torch.float64  # not rounded on the way
     assert draw.keep.shape == (layout.members, layout.keep)
+    assert draw.key.shape == ((layout.members,) if layout.masked else (0,))
     assert len(draw.shift) == len(draw.intensity) == (2 if layout.augmented else 0)
 
 
@@ -101,7 +102,7 @@ def test_a_part_of_a_batch_keeps_all_its_fields_together() -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 4])
 def test_the_draws_of_several_runs_are_one_for_all_their_samples(keep: int) -> None:
-    layout = DrawLayout(3, 4, keep=keep, augmented=True, future=1, samples=2, noise=5, compared=True)
+    layout = DrawLayout(3, 4, keep=keep, augmented=True, future=1, samples=2, noise=5, compared=True, masked=0.5)
     rng = np.random.default_rng(keep)
     packed = rng.random((2, layout.size)) * 10
     packed[:, layout.places["forbid"][0]] = [[1], [0]]
@@ -112,7 +113,7 @@ def test_the_draws_of_several_runs_are_one_for_all_their_samples(keep: int) -> N
         own, rows = layout.unpack(torch.from_numpy(packed[run])), slice(4 * run, 4 * run + 4)
         assert torch.equal(found.uniform[rows], own.uniform)
         assert found.forbid[rows].tolist() == 4 * [bool(own.forbid)]
-        for name in ("order", "share", "keep") if keep else ("order", "share"):
+        for name in ("order", "share", "key", "keep") if keep else ("order", "share", "key"):
             each = getattr(own, name)
             assert torch.equal(getattr(found, name)[:, rows], each.view(3, -1).expand(3, 4)), name
         for name in ("shift", "intensity", "taus", "views"):

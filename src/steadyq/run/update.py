@@ -1,5 +1,6 @@
 """An update's two halves: what the host draws and decides, and what the device does with it, captured once."""
 
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -11,6 +12,7 @@ from steadyq.device.capture import Captured
 from steadyq.envs.vector import EnvSpec
 from steadyq.recipe import Recipe
 from steadyq.replay.augmentation import augmented
+from steadyq.replay.masks import WHOLE, kept
 from steadyq.replay.ring import Ring
 from steadyq.schedule import Schedule
 from steadyq.value.learner import Learner
@@ -26,6 +28,8 @@ class Draws:
         self.augmentation, self.operator = augmentation_for(recipe, spec), operator_for(recipe)
         self.rate, self.gamma = Schedule.of(recipe.optim.rate), Schedule.of(recipe.optim.gamma)
         self.n_step = Schedule.of(recipe.replay.n_step)
+        # Of the members' masks: the run's own, and the same for as long as it is trained.
+        self.key = np.random.default_rng([recipe.seed, 3]).integers(WHOLE, size=self.layout.shapes["key"])
 
     def horizon(self, step: int, since: int) -> int:
         """n of the n-step return now."""
@@ -40,6 +44,7 @@ class Draws:
             order=order,
             forbid=self.forbids(forbids, step, since),
             keep=self.keep(rng),
+            key=self.key,
             rate=self.rate.at(step, since),
             horizon=self.horizon(step, since),
             gamma=self.gamma.at_complement(step, since),
@@ -54,15 +59,13 @@ class Draws:
         return wanted and (self.recipe.operator.forbid_until == "any_step" or self.horizon(step, since) == 1)
 
     def keep(self, rng: np.random.Generator) -> np.ndarray | float:
-        """Which members learn from which samples."""
+        """Which members learn in this update; from which transitions, where only some do, their masks say."""
         section = self.recipe.ensemble
         match section.learn:
-            case "all":
+            case "all" | "some":
                 return 1.0
             case "one":
                 return np.eye(section.members)[:, [rng.integers(section.members)]]
-            case "some":
-                return (rng.random((section.members, self.layout.batch)) < section.share).astype(float)
         assert_never(section.learn)
 
 
@@ -90,6 +93,9 @@ class Learning:
         """What is captured."""
         draw = self.layout.unpack(packed) if packed.dim() == 1 else self.layout.together(packed)
         batch = self.ring.sample(draw)
+        if self.layout.masked:
+            slot = batch.index % self.ring.priorities.each  # among those of its run
+            draw = replace(draw, keep=kept(draw.key, slot, batch.stamp, self.layout.masked))
         update = self.learner.update(augmented(batch, draw), draw)
         self.ring.priorities.update(batch.index, batch.stamp, update.priority)
         measures = [update.measures[name] for name in self.learner.measured]

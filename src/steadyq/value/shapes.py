@@ -72,12 +72,13 @@ class Draw:
     """All randomness and host decisions of one update, drawn outside so that a captured step never freezes them.
 
     Where several runs learn together, their samples are one batch, and what differs between runs is said of every
-    sample: `order`, `keep` and `share` are `[member, batch]`, `forbid` is `[batch]` (`DrawLayout.together`).
+    sample: `order`, `keep`, `key` and `share` are `[member, batch]`, `forbid` is `[batch]` (`DrawLayout.together`).
     """
 
     order: Tensor  # [member] whose selected action each member values
     forbid: Tensor  # [] bool: is the rewarded action forbidden in this update?
     keep: Tensor  # [member, batch] or [member, 1]: 1 where a member learns from a sample; [member, 0]: all from all
+    key: Tensor  # [member] int64: by which a transition's own mask, which becomes `keep`, is known (replay/masks.py)
     rate: Tensor  # [] learning rate; [member] where those of several runs are stacked
     horizon: Tensor  # [] int64: n of the n-step return
     gamma: Tensor  # [] discount per step
@@ -91,8 +92,8 @@ class Draw:
 
 
 KINDS = {
-    "order": "exact", "forbid": "truth", "keep": "real", "rate": "wide", "horizon": "exact", "gamma": "real",
-    "uniform": "wide", "shift": "exact", "intensity": "real", "share": "real", "taus": "real",
+    "order": "exact", "forbid": "truth", "keep": "real", "key": "exact", "rate": "wide", "horizon": "exact",
+    "gamma": "real", "uniform": "wide", "shift": "exact", "intensity": "real", "share": "real", "taus": "real",
     "noise": "real", "views": "exact",
 }  # fmt: skip
 """What the numbers of a draw become on the device: whole numbers, float32, float64 as they travel, or bool."""
@@ -108,12 +109,13 @@ class DrawLayout:
 
     members: int
     batch: int
-    keep: int = 0  # columns of `keep`: one for each sample, one for all, or none where all members learn from all
+    keep: int = 0  # columns of `keep`: one for each sample, one for all, or none
     augmented: bool = False  # whether images are shifted and scaled
     future: int = 0  # steps of the future that are shown too
     samples: int = 0  # quantiles drawn for each sample
     noise: int = 0  # normal numbers that make the noise of a network
     compared: bool = False  # whether a loss compares two views of s
+    masked: float = 0.0  # share of transitions from which a member learns, by their own masks; 0 for no masks
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -123,6 +125,7 @@ class DrawLayout:
             "order": (self.members,),
             "forbid": (),
             "keep": (self.members, self.keep),
+            "key": (self.members * (self.masked > 0),),
             "rate": (),
             "horizon": (),
             "gamma": (),
@@ -193,6 +196,7 @@ class DrawLayout:
             order=each(parts["order"]),
             forbid=parts["forbid"].repeat_interleave(self.batch),
             keep=each(parts["keep"]) if self.keep else parts["keep"][0],
+            key=each(parts["key"]),
             rate=parts["rate"].repeat_interleave(self.members),
             horizon=parts["horizon"][0],
             gamma=parts["gamma"][0],
@@ -213,8 +217,8 @@ class DrawLayout:
     def nothing(self) -> dict[str, Any]:
         """Values that decide nothing."""
         return {
-            "order": np.arange(self.members), "forbid": False, "keep": 1.0, "rate": 1e-4, "horizon": 1, "gamma": 0.99,
-            "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
+            "order": np.arange(self.members), "forbid": False, "keep": 1.0, "key": 0, "rate": 1e-4, "horizon": 1,
+            "gamma": 0.99, "uniform": (np.arange(self.batch) + 0.5) / self.batch, "shift": 0, "intensity": 1.0,
             "share": 1 / self.members, "taus": (np.arange(self.samples) + 0.5) / max(1, self.samples),
             "noise": 0.0, "views": 0,
         }  # fmt: skip
