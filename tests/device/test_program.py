@@ -1,5 +1,7 @@
 """Programs compiled on a CPU: what they are recorded from they equal, and what cannot be one goes on as it is."""
 
+import math
+
 import pytest
 import torch
 from compilers import compiles
@@ -7,7 +9,7 @@ from torch import Tensor
 from torch._inductor.exc import CppCompileError
 
 from steadyq.device.capture import Captured
-from steadyq.device.program import Program, Unfit, compiler, complaint
+from steadyq.device.program import Program, Unfit, apart, compiler, complaint
 
 
 class Small:
@@ -58,6 +60,26 @@ def test_nothing_is_moved_by_making_one() -> None:
     Program(small.update, x)
     assert torch.equal(small.weight, before)
     assert not small.seen.any()
+
+
+@compiles
+def test_numbers_that_are_not_finite_are_no_difference() -> None:
+    """As the values of actions that may not be played are."""
+    weight, never = torch.tensor([0.3, 0.7, torch.nan]), torch.tensor([False, True, False])
+    program = Program(lambda x: (weight * x).masked_fill(never, -torch.inf), torch.ones(3))
+    torch.testing.assert_close(program(torch.ones(3)), torch.tensor([0.3, -torch.inf, torch.nan]), equal_nan=True)
+
+
+def test_what_lies_between_two_tensors_is_the_norm_of_it() -> None:
+    one, other = torch.randn(2, 3, 5, dtype=torch.float64).unbind()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("steadyq.device.program.PART", 4)
+        size, distance = apart(one, other)
+    assert (size, distance) == (pytest.approx(float(one.norm())), pytest.approx(float((one - other).norm())))
+    infinite = torch.tensor([3.0, -torch.inf, torch.nan])
+    assert apart(infinite, infinite.clone()) == (3, 0)
+    assert not math.isfinite(apart(infinite, torch.zeros(3))[1])
+    assert apart(torch.tensor([3, 4]), torch.tensor([3, 0])) == (5, 4)
 
 
 def test_what_reads_a_number_goes_on_as_it_is_and_says_so() -> None:

@@ -15,6 +15,7 @@ from steadyq.device.program import Program
 from steadyq.recipe import Recipe
 from steadyq.run.group import train_together
 from steadyq.run.loop import train
+from steadyq.run.step import storing
 
 ALWAYS, NEVER = {"compute.compile": "always"}, {"compute.compile": "never"}
 
@@ -68,6 +69,33 @@ def test_runs_are_compiled_together(tmp_path: Path) -> None:
         result = RunFolder(compiled).result
         assert result is not None
         assert result["compiled"] is True
+
+
+@compiles
+def test_a_run_that_could_not_be_compiled_does_not_say_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("steadyq.device.program.compiled", broken)
+    recipe = cartpole(**ALWAYS, **{"steps": 100})
+    with pytest.warns(UserWarning, match="uncompiled, which is slower: the disk is full"):
+        folder = train(recipe, run=tmp_path / "alone", quiet=True)
+    with pytest.warns(UserWarning, match="uncompiled, which is slower: the disk is full"):
+        train_together(recipes_of(recipe), folders_of(tmp_path / "together"))
+    for each in (folder, *map(RunFolder, folders_of(tmp_path / "together"))):
+        assert each.result is not None
+        assert "compiled" not in each.result
+
+
+@compiles
+def test_storing_in_a_large_buffer_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be copied twice, and need not fit into memory three times."""
+    run = begun(cartpole(**ALWAYS), tmp_path / "small", 0)
+    assert storing(run.values.ring, compiled=True).compiles
+    monkeypatch.setattr("steadyq.run.step.TWICE_COPIED", run.ring.nbytes - 1)
+    assert not storing(run.values.ring, compiled=True).compiles
 
 
 def whether(recipe: Recipe) -> bool:

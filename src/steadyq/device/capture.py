@@ -56,6 +56,11 @@ class Captured:
         self.graph.replay()
         return self.result
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it is a compiled program, or will be one from its first call on."""
+        return self.compiled or isinstance(self.function, Program)
+
     def _compile(self, argument: Tensor) -> None:
         """Call a program from now on; what cannot be compiled goes on as it is."""
         self.compiled = False

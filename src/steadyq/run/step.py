@@ -50,6 +50,9 @@ AUTO_HORIZON = 1000
 SCORED_STATES = 64
 """Transitions on which units are scored where a regulation reads them."""
 
+TWICE_COPIED = 2**30
+"""Bytes of a replay buffer up to which storing is compiled: it is copied twice while a program is tried."""
+
 
 class Diverged(RuntimeError):
     """A loss or value stopped being finite."""
@@ -87,11 +90,12 @@ class Training:
         self.held_back = False  # whether an intervention was due at the last step, and was not made
         self.rewarded_share = 0.0
         self.draws = Draws(recipe, self.spec)
-        self.compiled = compiled_for(recipe, self.learner.ensemble)
-        self.learning = Learning(self.learner, ring, self.draws.layout, self.compiled)
+        compiled = compiled_for(recipe, self.learner.ensemble)
+        self.learning = Learning(self.learner, ring, self.draws.layout, compiled)
+        self.captured = self.learning.captured
         self.values = Values(recipe, self.spec, self.learner, ring)
         self.sums, self.member, self.noise = self.learning.sums, self.values.member, self.values.noise
-        self._store = Captured(ring.write, self.device, self.compiled)
+        self._store = storing(ring, compiled)
         self.together = 1  # how many runs are trained as one program with it, itself included
         self.wall = 0.0
         self._clock = time.monotonic()
@@ -100,7 +104,7 @@ class Training:
         """Become a part of what learns and acts for several runs; its own is given up."""
         lanes, members = self.spec.lanes, self.learner.ensemble.members
         self.learner.join(learning.learner, place)
-        self.ring, self.sums = Part(learning.ring, place), learning.sums[place]
+        self.ring, self.sums, self.captured = Part(learning.ring, place), learning.sums[place], learning.captured
         self.member = values.member[place * lanes : (place + 1) * lanes]
         self.noise = values.noise[place * members : (place + 1) * members]
         self.together = learning.learner.runs
@@ -402,7 +406,7 @@ class Training:
     def computes(self) -> dict[str, Any]:
         """Where and how the updates run, and of how many runs together."""
         how: dict[str, Any] = dict(computing(self.learner.ensemble, self.device))
-        compiled = {"compiled": True} if self.compiled else {}
+        compiled = {"compiled": True} if self.captured.compiles else {}
         together = {"together": self.together} if self.together > 1 else {}
         return how | compiled | together
 
@@ -529,6 +533,11 @@ class Training:
         self.recent = deque(plain["recent"], self.recent.maxlen)
         self.rng.bit_generator.state = plain["rng"]
         self.wall, self._clock = plain["wall"], time.monotonic()
+
+
+def storing(ring: Ring, compiled: bool) -> Captured:
+    """What stores a step in the ring."""
+    return Captured(ring.write, ring.device, compiled and ring.nbytes <= TWICE_COPIED)
 
 
 def learn_watched(runs: Sequence[Training], learn: Callable[[int], None], updates: int) -> None:

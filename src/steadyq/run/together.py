@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from steadyq.build import compiled_for, learner_for, ring_for
-from steadyq.device.capture import Captured, Readback, to_device
+from steadyq.device.capture import Readback, to_device
 from steadyq.envs.vector import Step
 from steadyq.recipe import Recipe
 from steadyq.run.explore import Values
-from steadyq.run.step import Training, learn_watched
+from steadyq.run.step import Training, learn_watched, storing
 from steadyq.run.update import Learning
 
 
@@ -53,7 +53,7 @@ class Together:
         compiled = compiled_for(self.recipe, self.learner.ensemble)
         self.learning = Learning(self.learner, self.ring, first.draws.layout, compiled)
         self.values = Values(self.recipe, first.spec, self.learner, self.ring)
-        self._store = Captured(self.ring.write, self.device)
+        self._store = storing(self.ring, compiled)
         for place, run in enumerate(runs):
             run.join(self.learning, self.values, place)
         if self.device.type == "cuda":  # what each had of its own is given back
