@@ -275,15 +275,15 @@ def sensitivity(sweep: Sweep) -> Table:
                     value = found[label] if label not in shown and math.isfinite(found[label]) else None
                     cells.append(Cell(value, 1, best=value == best))
                     shown.add(label)
-            rows.append((*cells, Cell(worst / best if math.isfinite(worst) else None, 2)))
+            rows.append((best, (*cells, Cell(worst / best if math.isfinite(worst) and best > 0 else None, 2))))
     seeds = [[area(run) for run in cell] for cell in sweep.cells[TUNED_ON].values()]
     apart = [float(np.ptp(each)) for each in seeds if len(each) > 1 and np.isfinite(each).all()]
     spread = f", which are {np.mean(apart):.1f} apart at a point" if apart else ""
-    rows.sort(key=lambda row: max(cell.value for cell in row[1:-1] if isinstance(cell.value, float)), reverse=True)
+    rows.sort(key=lambda row: row[0], reverse=True)
     return Table(
         "The grid",
         ("preset", *(f"{rate:g}, {target:g}" for rate in RATES for target in TARGET_RATES), "worst of best"),
-        tuple(rows),
+        tuple(row for _, row in rows),
         notes=(
             "* the point taken.",
             f"Learning rate, target rate; on {TUNED_ON}, mean over the run of the last 100 training games' return, "

@@ -1,8 +1,9 @@
 """The league's grid and its rule, its archives, and a league that is played in two pieces by real runs."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from scripts import script
@@ -131,3 +132,17 @@ def test_a_league_is_played_in_pieces(
     assert "| preset | dormant share | effective rank, of possible | spike | churn | overestimation |" in page
     assert page.count("| drq |") == 4
     assert "Not played yet" not in page
+
+
+@pytest.mark.parametrize("value", [-math.inf, 0.0])
+def test_a_preset_that_learned_nothing_anywhere_has_its_row(
+    value: float, league: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no share of nothing, and of what diverged."""
+    monkeypatch.setattr(league, "presets", lambda: ({"dqn": None, "drq": None}, {}))
+    monkeypatch.setattr(league, "area", lambda run: run)
+    drq, dqn = (dict.fromkeys(league.points(name), 2 * [area]) for name, area in (("drq", 3.0), ("dqn", value)))
+    sweep = SimpleNamespace(cells={league.TUNED_ON: dqn | drq}, study=SimpleNamespace(seeds=(1, 2)))
+    first, second = league.sensitivity(sweep).rows
+    assert [cell.value for cell in first if cell.value is not None] == ["drq", 3.0, 3.0, 3.0, 1.0]
+    assert (second[0].value, second[-1].value) == ("dqn", None)
