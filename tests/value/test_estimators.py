@@ -1,11 +1,13 @@
 """Axis 2: the losses against pure Python, term by term."""
 
 import math
-from typing import Any
+import typing
 
 import pytest
 import torch
 
+from steadyq import build, presets
+from steadyq.recipe import EstimatorSection
 from steadyq.value.estimators import Categorical, Estimator, HLGauss, Implicit, Quantile, Scalar, huber, td_error
 
 
@@ -13,30 +15,67 @@ def python_huber(u: float, kappa: float) -> float:
     return u * u / 2 / kappa if abs(u) <= kappa else abs(u) - kappa / 2
 
 
-def python_quantile_loss(z: list[float], y: list[float], kappa: float) -> float:
+def python_quantile_loss(z: list[float], y: list[float], kappa: float, taus: list[float] | None = None) -> float:
+    """The mean over all pairs; the quantiles are evenly spaced where none are given."""
     total = 0.0
-    for i, predicted in enumerate(z):
-        tau = (i + 0.5) / len(z)
+    for tau, predicted in zip(taus or [(i + 0.5) / len(z) for i in range(len(z))], z, strict=True):
         for target in y:
             u = target - predicted
             total += abs(tau - (1 if u < 0 else 0)) * python_huber(u, kappa)
-    return total / len(z) ** 2
+    return total / len(z) / len(y)
 
 
-@pytest.mark.parametrize("kappa", [0.3, 1.0, 2.0])
-@pytest.mark.parametrize("atoms", [1, 4, 51])
-def test_the_quantile_loss_equals_brute_force(atoms: int, kappa: float) -> None:
-    torch.manual_seed(atoms)
-    z, y = torch.randn(3, 5, atoms) * 2, torch.randn(3, 5, atoms) * 2 + 0.5
-    loss = Quantile(atoms, kappa).loss(z, y)
+def python_loss(estimator: Estimator, z: list[float], y: list[float], taus: list[float]) -> float:
+    match estimator:
+        case Scalar(kappa):
+            return python_huber(y[0] - z[0], kappa)
+        case Quantile(atoms, kappa, reduction):
+            return python_quantile_loss(z, y, kappa) * (atoms if reduction == "sum" else 1)
+        case Implicit(samples, _, kappa, reduction):
+            return python_quantile_loss(z, y, kappa, taus) * (samples if reduction == "sum" else 1)
+    total = sum(math.exp(logit) for logit in z)
+    return -sum(share * math.log(math.exp(logit) / total) for share, logit in zip(y, z, strict=True))
+
+
+LOSSES: list[Estimator] = [
+    *(Scalar(kappa) for kappa in (0.3, 1.0, 2.0)),
+    *(Quantile(atoms, kappa) for atoms in (1, 4, 51) for kappa in (0.3, 1.0, 2.0)),
+    Quantile(4, reduction="sum"),
+    Implicit(4, 8, 0.7),
+    Implicit(4, 8, 1.0, "sum"),
+    Categorical(51, -10.0, 10.0),
+    HLGauss(5, -1.0, 3.0),
+]
+
+
+@pytest.mark.parametrize("estimator", LOSSES, ids=str)
+def test_the_loss_equals_brute_force(estimator: Estimator) -> None:
+    generator = torch.Generator().manual_seed(estimator.atoms)
+    predicted, target = (4, 5) if isinstance(estimator, Implicit) else (estimator.atoms, estimator.atoms)
+    z, y = (torch.randn(3, 5, count, generator=generator) * 2 for count in (predicted, target))
+    y = y.softmax(-1) if isinstance(estimator, Categorical | HLGauss) else y + 0.5
+    taus = torch.rand(5, predicted, generator=generator)
+    loss = estimator.loss(z, y, taus)
     assert loss.shape == (3, 5)
     for member in range(3):
         for row in range(5):
-            expected = python_quantile_loss(z[member, row].tolist(), y[member, row].tolist(), kappa)
-            assert float(loss[member, row]) == pytest.approx(expected, rel=1e-5)
+            numbers = (part.tolist() for part in (z[member, row], y[member, row], taus[row]))
+            assert float(loss[member, row]) == pytest.approx(python_loss(estimator, *numbers), rel=1e-5)
 
 
-def test_the_quantile_loss_by_hand() -> None:
+def test_every_estimator_that_recipes_know_is_above() -> None:
+    known = typing.get_args(typing.get_type_hints(EstimatorSection)["kind"])
+    dqn = presets.recipe_for("dqn", "CartPole-v1")
+    built = {type(build.estimator_for(dqn.override({"estimator.kind": kind}))) for kind in known}
+    assert len(built) == len(known)
+    assert built == {type(estimator) for estimator in LOSSES} == {type(estimator) for estimator in ESTIMATORS}
+
+
+def test_huber_losses_by_hand() -> None:
+    z, y = torch.tensor([[[2.0], [-1.0], [0.0]]]), torch.tensor([[[2.5], [-4.0], [1.0]]])
+    assert Scalar().loss(z, y).tolist() == [[0.125, 2.5, 0.5]]
+    # kappa 2: quadratic up to 2 and divided by kappa, slope 1 beyond.
+    assert huber(torch.tensor([1.0, 2.0, 5.0]), 2.0).tolist() == [0.25, 1.0, 4.0]
     # tau = 1/4, 3/4. z_1 = 0: u = 1, -3 -> 1/4 * 1/2 and 3/4 * 5/2; z_2 = 2: u = -1, -5 -> 1/4 * 1/2 and 1/4 * 9/2.
     loss = Quantile(2).loss(torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -3.0]]]))
     assert float(loss) == pytest.approx((0.125 + 1.875 + 0.125 + 1.125) / 4)
@@ -65,13 +104,6 @@ def test_no_gradient_flows_into_the_target() -> None:
     Quantile(3).loss(z, y).sum().backward()
     assert z.grad is not None
     assert y.grad is None
-
-
-def test_the_scalar_loss_is_huber_by_hand() -> None:
-    z, y = torch.tensor([[[2.0], [-1.0], [0.0]]]), torch.tensor([[[2.5], [-4.0], [1.0]]])
-    assert Scalar().loss(z, y).tolist() == [[0.125, 2.5, 0.5]]
-    # kappa 2: quadratic up to 2 and divided by kappa, slope 1 beyond.
-    assert huber(torch.tensor([1.0, 2.0, 5.0]), 2.0).tolist() == [0.25, 1.0, 4.0]
 
 
 def test_q_is_the_mean_over_quantiles_and_the_scalar_itself() -> None:
@@ -163,15 +195,11 @@ def test_a_projection_by_hand() -> None:
     assert float(grid.held(y, torch.tensor(5.0))) == 0  # above the grid nothing is held
 
 
-def test_the_categorical_loss_is_the_cross_entropy_and_its_gradient() -> None:
+def test_the_gradient_of_a_cross_entropy_is_the_difference_of_probabilities() -> None:
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(3, 4, 51, generator=generator).requires_grad_()
     y = torch.randn(3, 4, 51, generator=generator).softmax(-1)
-    loss = C51.loss(z, y)
-    expected = torch.nn.functional.cross_entropy(z.flatten(0, 1), y.flatten(0, 1), reduction="none").view(3, 4)
-    torch.testing.assert_close(loss, expected)
-    (mine,), (theirs,) = (torch.autograd.grad(part.sum(), z, retain_graph=True) for part in (loss, expected))
-    torch.testing.assert_close(mine, theirs)
+    (mine,) = torch.autograd.grad(C51.loss(z, y).sum(), z)
     torch.testing.assert_close(mine, z.detach().softmax(-1) - y)
 
 
@@ -231,24 +259,6 @@ def test_the_ceiling_holds_an_hl_gauss_target_as_a_number() -> None:
 
 
 # -- implicit quantiles -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_implicit_quantile_loss_equals_brute_force(reduction: Any) -> None:
-    generator = torch.Generator().manual_seed(0)
-    z, y = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 3, 5, generator=generator) * 2
-    tau = torch.rand(3, 4, generator=generator)
-    found = Implicit(4, 8, 0.7, reduction).loss(z, y, tau)
-    for member in range(2):
-        for sample in range(3):
-            total = 0.0
-            for k in range(4):
-                for j in range(5):
-                    u = float(y[member, sample, j] - z[member, sample, k])
-                    size = abs(u)
-                    loss = (0.5 * u * u if size <= 0.7 else 0.7 * (size - 0.35)) / 0.7
-                    total += abs(float(tau[sample, k]) - (u < 0)) * loss / 5
-            assert float(found[member, sample]) == pytest.approx(total / (4 if reduction == "mean" else 1), rel=1e-5)
 
 
 def test_without_drawn_quantiles_the_implicit_loss_is_the_quantile_loss() -> None:

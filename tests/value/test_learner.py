@@ -14,7 +14,7 @@ import torch
 
 from steadyq.nets import MLP, Ensemble, MinAtarNet, Network, ResNet
 from steadyq.replay.priority import Priorities, Sampling
-from steadyq.value.estimators import Categorical, Quantile, Scalar
+from steadyq.value.estimators import Quantile, Scalar
 from steadyq.value.learner import Learner, Settings, means
 from steadyq.value.operators import Controlled, Double, Greedy, Mixture, Munchausen
 from steadyq.value.optim import Adam
@@ -334,20 +334,6 @@ def test_the_target_is_the_mean_of_the_last_copies() -> None:
         close(found.q, every.mean(0).squeeze(-1), "means")
     for name, p in learner.target.items():
         assert torch.equal(p, kept[-1][name])  # acting and resets see the newest
-
-
-def test_averaged_targets_of_a_categorical_estimator_are_mixtures() -> None:
-    network, estimator = MLP((5,), ACTIONS * ATOMS, (16,)), Categorical(ATOMS, -1.0, 1.0)
-    settings = Settings(adam=Adam(rate=1e-2), clip=10.0, tau=0.05, hard_copy_every=1, snapshots=2)
-    learner = Learner(
-        Ensemble(network, 1, ACTIONS, ATOMS), estimator, Greedy(), settings, torch.Generator().manual_seed(0)
-    )
-    old = {name: p.clone() for name, p in learner.target.items()}
-    learner.update(random_batch((5,), seed=0), draw([0]))
-    learner.count()
-    x = random_batch((5,), seed=1).observation
-    two = [learner.ensemble.forward(params, x).softmax(-1) for params in (old, learner.target)]
-    close(learner.target_values(x).z.softmax(-1), (two[0] + two[1]) / 2, "probabilities")
 
 
 def test_a_mixtures_loss_reaches_every_member_by_its_share() -> None:

@@ -1,4 +1,4 @@
-"""Axis 1 by hand: two next states, three actions, two members."""
+"""Axis 1: whose value of which action. Targets of every operator with every estimator are in test_targets.py."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steadyq.value.estimators import Categorical, Estimator, Quantile, Scalar
+from steadyq.value.estimators import Categorical, Estimator, Implicit, Quantile, Scalar
 from steadyq.value.operators import (
     Controlled,
     Double,
@@ -33,49 +33,17 @@ TARGET = torch.tensor([[[1, 5, 3], [2, 0, 4]], [[6, 2, 4], [1, 3, 2]]], dtype=to
 ONLINE = torch.tensor([[[0, 1, 9], [0, 7, 1]], [[0, 9, 8], [5, 1, 2]]], dtype=torch.float32)
 SPREAD = torch.tensor([1.0, 2.0, 3.0])  # of action a0, a1, a2: two quantiles at q - spread and q + spread
 
-OPERATORS: dict[str, tuple[Callable[[Estimator], Operator], dict[str, Any]]] = {
-    "greedy": (lambda _: Greedy(), {}),
-    "double": (lambda _: Double(), {}),
-    "controlled": (lambda _: Controlled(), {"forbid": True}),
-    "controlled, not forbidding": (lambda _: Controlled(), {}),
-    "controlled, online selects": (lambda _: Controlled("online"), {"forbid": True}),
-    "maxmin": (lambda _: Maxmin(), {}),
-    "maxmin of the first member": (lambda _: Maxmin(1), {"share": [1.0, 0.0]}),
-    "rem": (Mixture, {"share": [0.25, 0.75]}),
-    "ebql": (Others, {}),
-}
-
-# y[member][state]: reward 1 for action a1 in the first transition, reward 0 for action a2 in the second, discount 1/2.
-SCALAR = {
-    # m0: a1 -> 5, a2 -> 4          m1: a0 -> 6, a1 -> 3
-    "greedy": [[1 + 5 / 2, 0 + 4 / 2], [1 + 6 / 2, 0 + 3 / 2]],
-    # m0: a2 -> 3, a1 -> 0          m1: a1 -> 2, a0 -> 1
-    "double": [[1 + 3 / 2, 0 + 0 / 2], [1 + 2 / 2, 0 + 1 / 2]],
-    # selected without a1 in the first state: m0 (a2, a2), m1 (a0, a1); each values the other's
-    "controlled": [[1 + 1 / 2, 0 + 0 / 2], [1 + 4 / 2, 0 + 2 / 2]],
-    # m0 (a1, a2), m1 (a0, a1)
-    "controlled, not forbidding": [[1 + 1 / 2, 0 + 0 / 2], [1 + 2 / 2, 0 + 2 / 2]],
-    # m0 (a2, a1), m1 (a2 as a1 is forbidden, a0)
-    "controlled, online selects": [[1 + 3 / 2, 0 + 2 / 2], [1 + 4 / 2, 0 + 3 / 2]],
-    # least values (1, 2, 3) and (1, 0, 2): a2, valued 3 by m0 in the first state and 2 by m1 in the second, for both
-    "maxmin": [[1 + 3 / 2, 0 + 2 / 2], [1 + 3 / 2, 0 + 2 / 2]],
-    # m0 alone: a1 -> 5, a2 -> 4
-    "maxmin of the first member": [[1 + 5 / 2, 0 + 4 / 2], [1 + 5 / 2, 0 + 4 / 2]],
-    # m0 / 4 + 3 m1 / 4: (4.75, 2.75, 3.75) and (1.25, 2.25, 2.5), so a0 and a2
-    "rem": [[1 + 4.75 / 2, 0 + 2.5 / 2], [1 + 4.75 / 2, 0 + 2.5 / 2]],
-    # online m0 selects (a2, a1), which m1 values 4 and 3; online m1 (a1, a0), which m0 values 5 and 2
-    "ebql": [[1 + 4 / 2, 0 + 3 / 2], [1 + 5 / 2, 0 + 2 / 2]],
-}
-QUANTILE = {
-    "greedy": [[[2.5, 4.5], [0.5, 3.5]], [[3.5, 4.5], [0.5, 2.5]]],
-    "double": [[[1.0, 4.0], [-1.0, 1.0]], [[1.0, 3.0], [0.0, 1.0]]],
-    "controlled": [[[1.0, 2.0], [-1.0, 1.0]], [[1.5, 4.5], [-0.5, 2.5]]],
-    "controlled, not forbidding": [[[1.0, 2.0], [-1.0, 1.0]], [[1.0, 3.0], [-0.5, 2.5]]],
-    "controlled, online selects": [[[1.0, 4.0], [0.5, 1.5]], [[1.5, 4.5], [0.5, 2.5]]],
-    "maxmin": [[[1.0, 4.0], [-0.5, 2.5]], [[1.0, 4.0], [-0.5, 2.5]]],
-    "maxmin of the first member": [[[2.5, 4.5], [0.5, 3.5]], [[2.5, 4.5], [0.5, 3.5]]],
-    "rem": [[[2.875, 3.875], [-0.25, 2.75]], [[2.875, 3.875], [-0.25, 2.75]]],
-    "ebql": [[[1.5, 4.5], [0.5, 2.5]], [[2.5, 4.5], [0.5, 1.5]]],
+EVERY: dict[str, Callable[[Estimator], Operator]] = {
+    "greedy": lambda _: Greedy(),
+    "double": lambda _: Double(),
+    "controlled": lambda _: Controlled(),
+    "controlled, online selects": lambda _: Controlled("online"),
+    "maxmin": lambda _: Maxmin(),
+    "rem": Mixture,
+    "ebql": Others,
+    "tqc": lambda _: Pooled(1),
+    "softmax": lambda estimator: Softmax(estimator, 2.0),
+    "munchausen": lambda _: Munchausen(2.0),
 }
 
 
@@ -121,48 +89,19 @@ def quantiles(q: Tensor) -> Values:
     return Values(z, z.mean(-1))
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_scalar_backups_by_hand(name: str) -> None:
-    operator, given = OPERATORS[name]
-    z = operator(Scalar())(scalars(ONLINE), scalars(TARGET), BATCH, drawn(**given))
-    y = Scalar().backup(z, BATCH.reward, BATCH.discount, INFINITE)
-    assert y.squeeze(-1).tolist() == SCALAR[name]
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_quantile_backups_by_hand(name: str) -> None:
-    operator, given = OPERATORS[name]
-    z = operator(Quantile(atoms=2))(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn(**given))
-    y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
-    assert y.tolist() == QUANTILE[name]
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_categorical_backups_by_hand(name: str) -> None:
-    """A certain return of a half, such as 3.5, becomes even odds of 3 and 4; a mixture's odds are below."""
-    operator, given = OPERATORS[name]
-    z = operator(GRID)(certainties(ONLINE), certainties(TARGET), BATCH, drawn(**given))
-    y = GRID.backup(z, BATCH.reward, BATCH.discount, INFINITE)
-    torch.testing.assert_close(GRID.value(y), torch.tensor(SCALAR[name]))
-    if name == "rem":
-        # a0: 1 with odds 1/4, 6 with 3/4; r + z/2 is 3/2 and 4. a2: 4 and 2, so 2 and 1.
-        odds = torch.tensor([[0, 1 / 8, 1 / 8, 0, 3 / 4, 0, 0], [0, 3 / 4, 1 / 4, 0, 0, 0, 0]])
-        torch.testing.assert_close(y, odds.expand(2, 2, 7))
-        return
-    for member, states in enumerate(SCALAR[name]):
-        for state, value in enumerate(states):
-            odds = [0.0] * 7
-            odds[math.floor(value)] += 0.5
-            odds[math.ceil(value)] += 0.5
-            assert y[member, state].tolist() == pytest.approx(odds, abs=1e-30)
-
-
 def test_maxmin_takes_the_distribution_of_the_least_member_and_not_a_mixture() -> None:
     """The quantiles are those of one member, the one whose mean of the chosen action is the least."""
     z = torch.tensor([[[[0.0, 4.0], [5.0, 5.0]]], [[[1.0, 5.0], [2.0, 4.0]]]])  # [member, 1 state, action, quantile]
     values = Values(z, z.mean(-1))  # means (2, 5) and (3, 3): least (2, 3), so a1 by member 1
     one = batch([0], [0.0], [1.0])
     assert Maxmin()(values, values, one, drawn(False)).tolist() == [[[2.0, 4.0]], [[2.0, 4.0]]]
+
+
+def test_maxmin_of_some_members_looks_at_no_other() -> None:
+    """Of the first and the last the least are 1 and 2, and a1 is the last's; with the second they would be 1 and 0."""
+    q = torch.tensor([[[1.0, 5.0]], [[4.0, 0.0]], [[3.0, 2.0]]])
+    some = DrawLayout(3, 1).plain(share=[0.5, 0.0, 0.5])
+    assert Maxmin(2)(scalars(q), scalars(q), batch([0], [0.0], [1.0]), some).flatten().tolist() == [2.0] * 3
 
 
 def test_the_constraint_looks_at_the_actions_own_reward_and_not_at_the_sum_of_n() -> None:
@@ -175,17 +114,18 @@ def test_the_constraint_looks_at_the_actions_own_reward_and_not_at_the_sum_of_n(
     assert held[:, 1].squeeze(-1).tolist() == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("estimator", [Scalar(), Quantile(atoms=1)])
-def test_a_terminal_transition_backs_up_its_reward_alone(estimator: Scalar | Quantile) -> None:
+@pytest.mark.parametrize("estimator", [Scalar(), Quantile(atoms=1), Implicit()])
+def test_a_terminal_transition_backs_up_its_reward_alone(estimator: Estimator) -> None:
     ended = batch([1, 2], [1.0, -3.0], [0.0, 0.0])
     z = Greedy()(scalars(ONLINE), scalars(TARGET), ended, drawn(False))
     y = estimator.backup(z, ended.reward, ended.discount, INFINITE)
     assert y.squeeze(-1).tolist() == [[1.0, -3.0], [1.0, -3.0]]
 
 
-@pytest.mark.parametrize(("estimator", "values"), [(Scalar(), scalars), (Quantile(atoms=2), quantiles)])
-def test_the_ceiling_clips_from_above_only(estimator: Scalar | Quantile, values: object) -> None:
-    assert callable(values)
+@pytest.mark.parametrize(
+    ("estimator", "values"), [(Scalar(), scalars), (Quantile(atoms=2), quantiles), (Implicit(), quantiles)]
+)
+def test_the_ceiling_clips_from_above_only(estimator: Estimator, values: Callable[[Tensor], Values]) -> None:
     z = Greedy()(values(ONLINE), values(TARGET), BATCH, drawn(False))
     free = estimator.backup(z, BATCH.reward, BATCH.discount, INFINITE)
     low = estimator.backup(z - 100, BATCH.reward, BATCH.discount, torch.tensor(3.0))
@@ -234,50 +174,19 @@ def test_a_uniform_permutation_has_fixed_points_and_none_is_the_identity() -> No
     assert order_for("derangement", 1, rng).tolist() == [0]  # alone, a member has only itself
 
 
-def test_only_operators_that_select_online_ask_for_online_values() -> None:
-    reading = {name for name, (operator, _) in OPERATORS.items() if operator(Scalar()).reads_online}
+def test_other_values_are_asked_for_only_by_operators_that_read_them() -> None:
+    reading = {name for name, operator in EVERY.items() if operator(Scalar()).reads_online}
     assert reading == {"double", "controlled, online selects", "ebql"}
-    assert not any(operator(Scalar()).reads_here for operator, _ in OPERATORS.values())
-    assert Munchausen().reads_here
+    assert {name for name, operator in EVERY.items() if operator(Scalar()).reads_here} == {"munchausen"}
 
 
 # -- pooled, soft and mixed -------------------------------------------------------------------------------------------
 
 
-def test_pooled_quantiles_lose_the_largest_of_all_members_by_hand() -> None:
-    """Two members of two quantiles, one a member dropped: two of four are left.
-
-    First state: a0 (0, 2 | 5, 7) keeps 0, 2; a1 (3, 7 | 0, 4) keeps 0, 3, the largest mean; a2 (0, 6 | 1, 7) 0, 1.
-    Second: a0 (1, 3 | 0, 2) keeps 0, 1, the largest mean; a1 (-2, 2 | 1, 5) -2, 1; a2 (1, 7 | -1, 5) -1, 1.
-    """
-    z = Pooled(1)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
-    y = Quantile(atoms=2).backup(z, BATCH.reward, BATCH.discount, INFINITE)
-    assert y.tolist() == [[[1 + 0 / 2, 1 + 3 / 2], [0 + 0 / 2, 0 + 1 / 2]]] * 2
+def test_pooled_quantiles_are_all_of_them_where_none_is_dropped() -> None:
     everything = Pooled(0)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
     assert everything.shape == (2, 2, 4)
     assert everything[0, 0].tolist() == [0.0, 2.0, 5.0, 7.0]  # a0, the first of three whose mean is 3.5
-
-
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_soft_operators_equal_brute_force(temperature: float) -> None:
-    softmax = Softmax(Quantile(2), temperature)(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
-    operator = Munchausen(temperature, 0.9, -1.0)
-    munchausen = operator(quantiles(ONLINE), quantiles(TARGET), BATCH, drawn())
-    bonus = operator.bonus(scalars(ONLINE), BATCH)  # of other networks here, to be told apart
-    for member in range(2):
-        for state in range(2):
-            q = TARGET[member, state].tolist()
-            total = sum(math.exp(value / temperature) for value in q)
-            odds = [math.exp(value / temperature) / total for value in q]
-            for k, sign in enumerate((-1, 1)):
-                z = [value + sign * spread for value, spread in zip(q, SPREAD.tolist(), strict=True)]
-                mean = sum(p * value for p, value in zip(odds, z, strict=True))
-                soft = sum(p * (value - temperature * math.log(p)) for p, value in zip(odds, z, strict=True))
-                assert float(softmax[member, state, k]) == pytest.approx(mean, rel=1e-5, abs=1e-5)
-                assert float(munchausen[member, state, k]) == pytest.approx(soft, rel=1e-5, abs=1e-5)
-            here = ONLINE[member, state].tolist()
-            logs = here[[1, 2][state]] - temperature * math.log(sum(math.exp(value / temperature) for value in here))
-            assert float(bonus[member, state]) == pytest.approx(0.9 * max(-1.0, logs), rel=1e-5, abs=1e-6)
 
 
 def test_a_cold_softmax_is_the_greedy_operator_whatever_the_estimator() -> None:
@@ -317,13 +226,6 @@ def test_shares_are_drawn_where_an_operator_mixes_and_nowhere_else() -> None:
 
 
 # -- actions that the environment does not allow -----------------------------------------------------------------------
-
-EVERY: dict[str, Callable[[Estimator], Operator]] = {
-    **{name: operator for name, (operator, _) in OPERATORS.items()},
-    "tqc": lambda _: Pooled(1),
-    "softmax": lambda estimator: Softmax(estimator, 2.0),
-    "munchausen": lambda _: Munchausen(2.0),
-}
 
 
 @pytest.mark.parametrize("name", EVERY)
