@@ -1,6 +1,6 @@
 """Deliberately sick and ordinary healthy runs, and what `steadyq diagnose` says of each: writes docs/diagnose.md.
 
-python experiments/diagnose.py                            judges the runs in results/diagnose.tar.xz, writes the page
+python experiments/diagnose.py                            judges the runs in results/, writes the page
 python experiments/diagnose.py --runs DIR                 the same for a folder, and trains what is missing there first
 python experiments/diagnose.py --runs DIR --only trap     trains one case and writes no page; --seeds 1 one seed of it
 """
@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import os
 import shutil
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from typing import Any
 import steadyq as sq
 from steadyq import envs
 from steadyq.errors import UserError
-from steadyq.monitor.verdict import RULES, Rule, Thresholds, number, sustained
+from steadyq.monitor.verdict import RULES, Rule, Thresholds, findings, number, sustained, unsettled
 from steadyq.suite.runs import Run, read_runs
 from steadyq.suite.study import run_name
 from steadyq.suite.variants import plain
@@ -73,6 +74,14 @@ CASES = (
          {"optim.tau": 1.0, "operator.ceiling": "running_max"}),
     Case("asterix", "dqn, sparse reward", "dqn", "MinAtar/Asterix", 12_000, RUN_AHEAD),
 )  # fmt: skip
+
+RESULTS = Path(__file__).parents[1] / "results"
+RESET = {
+    "`swift`": ("swift-games.tar.xz",),
+    "earlier `swift`": ("swift-settling.tar.xz", "swift-settled.tar.xz"),
+    "`dqn`, `qr_dqn`": ("remedies.tar.xz/*-shrink-and-perturb-*", "remedies.tar.xz/*-redraw-the-head-*"),
+}
+"""Stored runs with planned resets."""
 
 LOGS = ("recipe.toml", "metrics.jsonl", "diagnostics.jsonl", "events.jsonl", "result.json")
 
@@ -133,6 +142,22 @@ is what the threshold is held against: the range over the seeds. Bold is beyond 
 the healthy and the sick, nearer to the sick: a false alarm costs trust. `overestimation` is at 2 because a healthy
 `dqn` on Breakout reached 1.3 in passing; `beyond the best return` is at 1 by its meaning. Every one is an option,
 `steadyq diagnose RUN --thresholds.spike 5`, and a field of `Thresholds`.
+"""
+
+
+RESETS_TEXT = """## Planned resets
+
+A planned reset draws weights anew on purpose: COUNTS. For every rule the median of its figure in the half of a cycle
+before a reset, soon after it (in the first half of the next cycle) and later in that cycle; behind it the share of rows
+beyond the threshold, where there are any. On `excused` rules a row soon after a reset that is beyond the threshold is
+not held against the run: there resets moved the figure towards it, or drew out single rows far beyond it. `violent
+updates` grow too and stay far from theirs. How long a reset excuses is an option, `--thresholds.settling 0.25`; at 0 it
+excuses nothing.
+"""
+
+RESETS_SAID = """
+What that does to verdicts, on the runs of the first two columns of which anything is found without being told of their
+resets. What is left then began before the first reset, or was there again once one had settled.
 """
 
 
@@ -201,6 +226,7 @@ def page(runs: Path) -> str:
         never(judged),
         LEVELS_TEXT,
         levels(judged),
+        planned_resets(),
         cost(judged),
     )
     return "\n".join(parts)
@@ -302,6 +328,63 @@ def levels(judged: list[Judged]) -> str:
         sign = "below" if rule.below else "above"
         lines.append(f"| {rule.name} | {sign} {plain(limit)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def planned_resets() -> str:
+    """What planned resets did to every rule's figure in the stored runs, and what verdicts make of it."""
+    groups = {
+        name: [run for run in read_runs([RESULTS / file for file in files]) if run.events.planned]
+        for name, files in RESET.items()
+    }
+    counts = [
+        f"{sum(len(run.events.planned) for run in runs)} times in {len(runs)} runs of {name}"
+        for name, runs in groups.items()
+    ]
+    heads = ["rule", "excused", *(f"{name}: before, soon, later" for name in groups)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for rule in RULES:
+        cells = [_moved(rule, runs) for runs in groups.values()]
+        lines.append(f"| {rule.name} | {'yes' if rule.settles else 'no'} | " + " | ".join(cells) + " |")
+    said = ["| run | not told | told |", "|---|---|---|"]
+    for name in list(groups)[:2]:
+        for run in groups[name]:
+            blind = findings(run.diagnostics, run.events.diverged, recipe=run.recipe)
+            told = run.verdict().findings
+            if blind:
+                words = [
+                    "; ".join(f"{each.name} {each.when()}{each.against()}" for each in found) or "nothing"
+                    for found in (blind, told)
+                ]
+                said.append(f"| `{run.path.name}`, {name} | " + " | ".join(words) + " |")
+    head, text = RESETS_TEXT.split("\n\n")
+    text = textwrap.fill(text.replace("COUNTS", ", ".join(counts)), 120, break_long_words=False)
+    return "\n".join([head, "", text, "", *lines, RESETS_SAID, *said]) + "\n"
+
+
+def _moved(rule: Rule, runs: list[Run]) -> str:
+    """A figure's median before planned resets, soon after and later, and how often it was beyond the threshold."""
+    limit, settling = getattr(Thresholds(), rule.threshold), Thresholds().settling
+    before, soon, later = list[float](), list[float](), list[float]()
+    for run in runs:
+        rows, steps = list(run.diagnostics), run.events.planned
+        young = unsettled(rows, steps, settling)
+        for i, row in enumerate(rows):
+            if (value := rule.figure(rows, i)) is None:
+                continue
+            since = max((step for step in steps if step < row["step"]), default=0)
+            ahead = min((step for step in steps if step >= row["step"]), default=None)
+            if young[i]:
+                soon.append(value)
+            elif since:
+                later.append(value)
+            if ahead is not None and row["step"] > ahead - settling * (ahead - since):
+                before.append(value)
+    phases = before, soon, later
+    if not all(phases):
+        return "-"
+    shares = [sum(value < limit if rule.below else value > limit for value in each) / len(each) for each in phases]
+    beyond = f" ({', '.join(f'{share:.1%}' for share in shares)})" if any(shares) else ""
+    return ", ".join(number(median(each)) for each in phases) + beyond
 
 
 def cost(judged: list[Judged]) -> str:

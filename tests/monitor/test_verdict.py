@@ -5,13 +5,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import steadyq as sq
 from steadyq import cli
-from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings, sustained
+from steadyq.monitor.verdict import RULES, Alarms, Thresholds, findings, judge, planned_resets, sustained
+from steadyq.monitor.watch import Watch
 from steadyq.run.progress import Display
+from steadyq.run.step import Training
 from steadyq.run.writer import begin
+from steadyq.suite.columns import read_events
+from steadyq.suite.runs import read
 
 HEALTHY: dict[str, Any] = {
     "q_greedy": 22.0,
@@ -147,8 +152,8 @@ def test_coupling_is_held_to_the_lower_end_of_its_interval() -> None:
 
 def test_coupling_does_no_harm_where_the_bootstrap_may_not_follow_it() -> None:
     loud = rows(same_action_rewarded=0.9, q_greedy=71.0)
-    assert findings(loud, settings={"operator.forbid": "none"})[0].name == "coupling"
-    assert findings(loud, settings={"operator.forbid": "rewarded"}) == []
+    assert findings(loud, recipe=sq.presets.dqn("CartPole-v1"))[0].name == "coupling"
+    assert findings(loud, recipe=sq.presets.steady("CartPole-v1")) == []
 
 
 def test_tails_and_flips_count_where_errors_and_noise_are_large_beside_the_values() -> None:
@@ -163,13 +168,108 @@ def test_tails_and_flips_count_where_errors_and_noise_are_large_beside_the_value
 
 
 def test_switches_already_set_are_not_offered() -> None:
-    settings = {"operator.ceiling": "running_max", "operator.kind": "controlled", "optim.tau": 0.005}
-    (finding,) = findings(rows(q_greedy=500.0, return_best=600.0), settings=settings)
+    recipe, ahead = sq.presets.steady("CartPole-v1"), rows(q_greedy=500.0, return_best=600.0)
+    (finding,) = findings(ahead, recipe=recipe.override({"operator.forbid": "none"}))
     assert [option for option, _ in finding.switches] == ["operator.forbid rewarded"]
-    (finding,) = findings(rows(churn=0.5), settings={"ensemble.members": 16})
+    (finding,) = findings(rows(churn=0.5), recipe=recipe)
     assert finding.advice() == "try a lower optim.rate"
-    settings |= {"operator.forbid": "rewarded"}
-    assert "already set" in findings(rows(q_greedy=500.0, return_best=600.0), settings=settings)[0].advice()
+    assert "already set" in findings(ahead, recipe=recipe)[0].advice()
+
+
+MOVED = ("overestimation", "policy churn", "weight spikes", "dormant units", "rank collapse", "growing weights")
+"""What planned resets themselves bring about (docs/diagnose.md)."""
+
+
+def test_a_planned_reset_is_no_alarm() -> None:
+    spike = [1.0] * 10 + [7.0] * 5 + [1.0] * 5
+    (finding,) = findings(rows(20, spike=spike))
+    assert (finding.since, finding.until) == (11_000, 15_000)
+    assert findings(rows(20, spike=spike), planned=[10_000]) == []  # half of 10,000 steps later is 15,000
+    assert findings(rows(20, spike=spike), planned=[10_000], thresholds=Thresholds(settling=0.2))[0].since == 13_000
+    assert findings(rows(20, spike=spike), planned=[10_000], thresholds=Thresholds(settling=0))[0].since == 11_000
+    assert findings(rows(20, spike=spike), planned=[10_500]) == []
+    assert findings(rows(20, spike=spike), planned=[7_500, 10_500])[0].since == 13_000  # a shorter cycle, excused less
+
+
+def test_a_row_of_the_step_of_a_reset_was_measured_before_it() -> None:
+    spike = [1.0] * 7 + [7.0] * 3 + [1.0] * 10
+    assert findings(rows(20, spike=spike), planned=[10_000])[0].until == 10_000
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_resets_excuse_what_they_bring_about_and_nothing_else(name: str) -> None:
+    first, *later = rows(**SICK[name])
+    sick = [first, *later[3:]]
+    told = findings(sick, planned=[4000], thresholds=Thresholds(settling=2.0))  # until 12,000: to the end
+    blind = findings(sick)
+    assert [finding.name for finding in blind] == [name]
+    assert told == ([] if name in MOVED else blind)
+
+
+def test_every_rule_that_a_reset_excuses_is_one_of_these() -> None:
+    assert tuple(rule.name for rule in RULES if rule.settles) == MOVED
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_sickness_that_lasts_through_resets_is_named(name: str) -> None:
+    weights = {"weight_norm": [10.0 + 21 * i for i in range(20)]} if name == "growing weights" else SICK[name]
+    (finding,) = findings(rows(20, **weights), planned=[5000, 10_000, 15_000])
+    assert (finding.name, finding.since, finding.until) == (name, 2000 if "weight_norm" in weights else 1000, None)
+    # One row of each cycle counts, and three are needed: cycles are joined where nothing between them was healthy.
+    (finding,) = findings(rows(20, **weights), planned=range(2000, 20_000, 2000))
+    assert finding.name == name
+
+
+def test_what_is_healthy_between_two_resets_parts_what_was_before_from_what_comes() -> None:
+    spike = [1.0] * 8 + [7.0, 7.0] + [1.0] * 5 + [7.0, 1.0, 1.0, 1.0, 1.0]
+    assert findings(rows(20, spike=spike), planned=[10_000]) == []  # never three in a row, told or not
+    assert findings(rows(20, spike=spike)) == []
+
+
+def test_to_know_of_resets_never_adds_a_finding() -> None:
+    random = np.random.default_rng(0)
+    told_less = 0
+    for _ in range(300):
+        made = rows(30, spike=(5.5 + random.random(30)).tolist(), churn=random.random(30).tolist())
+        planned = sorted(random.integers(1, 30_000, random.integers(0, 5)).tolist())
+        blind, told = ({finding.name for finding in findings(made, planned=steps)} for steps in ((), planned))
+        assert told <= blind
+        told_less += told < blind
+    assert told_less > 10
+
+
+def test_a_verdict_needs_rows_that_no_reset_excuses() -> None:
+    assert judge(rows(8)).state == "stable"
+    assert judge(rows(8), planned=[2000]).state == "stable"  # rows 1, 2, 4 and so on
+    assert judge(rows(8), planned=[3000], thresholds=Thresholds(settling=2.0)).state == "too few"
+
+
+def test_the_events_say_what_was_planned() -> None:
+    events = [
+        {"event": "start", "step": 0},
+        {"event": "reset", "step": 300, "trigger": "spike", "layer": "fc1"},
+        {"event": "reset", "step": 400, "trigger": "periodic", "scope": "encoder"},
+        {"event": "reset", "step": 400, "trigger": "periodic", "scope": "head"},
+        {"event": "reset", "step": 500, "layer": "fc1"},  # as older versions wrote it
+        {"event": "game", "step": 600, "score": 1.0},
+        {"event": "another", "step": 700, "trigger": "periodic"},
+        {"event": "reset", "step": 800, "trigger": "periodic", "scope": "head"},
+    ]
+    assert planned_resets(events) == [400, 800] == read_events(events).planned
+
+
+def test_alarms_are_told_of_resets_as_they_happen() -> None:
+    sick = rows(20, spike=[1.0] * 10 + [7.0] * 5 + [1.0] * 5)
+    blind, told = Alarms(), Alarms()
+    raised = []
+    for row in sick:
+        if row["step"] > 10_000 and not told.planned:
+            told.planned.append(10_000)
+        raised += blind.add(row)
+        assert told.add(row) == []
+    assert [finding.name for finding in raised] == ["weight spikes"]
+    assert Alarms(sick[:12], planned=[10_000]).add(sick[12]) == []  # a continued run
+    assert [finding.name for finding in Alarms(sick[:12]).add(sick[12])] == ["weight spikes"]
 
 
 def test_findings_come_in_the_order_they_began() -> None:
@@ -223,6 +323,59 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     run = tmp_path_factory.mktemp("runs") / "sick"
     sq.train(sq.presets.dqn("CartPole-v1", steps=300, **changes), run=run, display=display)
     return run, display.said
+
+
+RESET: dict[str, Any] = {
+    "network.hidden": (8,),
+    "replay.warmup": 64,
+    "monitor.every": 5,
+    "regulation.intervention": "shrink_perturb",
+    "record.tensorboard": False,
+    "record.checkpoint_every": 106,
+    "evaluation.episodes": 1,
+    "evaluation.random_episodes": 1,
+}
+
+
+class Killed(Notes):
+    def step(self, training: Training, row: dict[str, Any] | None) -> None:
+        if training.step_count == 112:
+            raise MemoryError
+
+
+@pytest.mark.parametrize("how", ["at once", "killed and continued", "trained longer", "none", "not planned"])
+def test_a_run_raises_no_alarm_over_its_planned_resets(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Watch.measure
+
+    def wild_after_the_reset(watch: Watch, step: int, *rest: Any) -> dict[str, Any]:
+        return measure(watch, step, *rest) | {"spike": 7.0 if 104 < step <= 140 else 1.0}
+
+    monkeypatch.setattr(Watch, "measure", wild_after_the_reset)
+    regulation: dict[str, Any] = {"regulation.trigger": "periodic", "regulation.period": 1000 if how == "none" else 40}
+    if how == "not planned":
+        regulation = {"regulation.trigger": "spike", "regulation.threshold": 1.0, "regulation.every": 20}
+    recipe, display = sq.presets.dqn("CartPole-v1", steps=180, **RESET, **regulation), Notes()
+    if how == "killed and continued":
+        with pytest.raises(MemoryError):
+            sq.train(recipe, run=tmp_path, display=Killed())
+    if how == "trained longer":  # the first reset is due at the last step, and held back
+        sq.train(recipe, steps=104, run=tmp_path, display=display)
+    folder = sq.train(recipe, run=tmp_path, display=display)
+    alarms = [text for text in display.said if "single weights tower" in text]
+    verdict = read(folder.path).verdict()
+    found = [finding.name for finding in verdict.findings]
+    if how in ("none", "not planned"):
+        assert {event["step"] for event in folder.events() if event["event"] == "reset"} == (
+            set(range(80, 180, 20)) if how == "not planned" else set()
+        )
+        assert alarms[0].startswith("alarm at step 115")
+        assert "weight spikes" in found
+    else:
+        assert planned_resets(folder.events()) == [104, 144]
+        assert alarms == []
+        assert "weight spikes" not in found
 
 
 def test_the_terminal_is_told_while_it_trains(sick: tuple[Path, list[str]]) -> None:

@@ -1,9 +1,13 @@
 """Planned resets and how long a run takes to play again as before, by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from steadyq import cli
+from steadyq.report.html import write_report
 from steadyq.report.words import _reset_words
 from steadyq.suite.columns import Events, Reset
 from steadyq.suite.recovery import Recovery, recoveries
@@ -57,3 +61,34 @@ def test_runs_of_an_archive_say_what_their_resets_cost() -> None:
     assert first.before > 20
     assert first.regained is not None
     assert second.regained is None
+
+
+def test_a_page_says_beside_the_verdict_that_planned_resets_are_no_alarm_and_what_they_cost(tmp_path: Path) -> None:
+    one, many = tmp_path / "one.html", tmp_path / "many.html"
+    write_report([ARCHIVE / "Atari-Breakout-swift-plain-seed0"], one)
+    write_report([ARCHIVE], many)
+    alone, together = (page.read_text().split('id="verdict"')[1].split("</section>")[0] for page in (one, many))
+    assert "Nothing unstable was found." in alone
+    assert "Planned resets are no alarm" in alone
+    assert "step 42,000" in alone
+    assert "<summary>Planned resets are no alarm" in together
+    assert ": 8 runs</summary>" in together
+    assert together.count("step 22,000: last games") == 8
+    plain = tmp_path / "plain.html"
+    write_report([ARCHIVE.parent / "diagnose.tar.xz" / "Gymnasium-CartPole-v1-rate-seed5"], plain)
+    assert "Planned resets" not in plain.read_text()
+
+
+def test_diagnose_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(ARCHIVE / "Atari-Breakout-swift-plain-seed0")
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", run])
+    said = capsys.readouterr().out
+    assert "nothing unstable was found in 44 measurements" in said
+    assert "planned resets, no alarm in themselves: 2 planned" in said
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", run, "--thresholds.settling", "0"])
+    assert "single weights tower" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", run, "--json"])
+    assert json.loads(capsys.readouterr().out)["planned_resets"] == [22_000, 42_000]

@@ -82,6 +82,7 @@ def diagnose(words: list[str]) -> int:
     """Say what is unstable in a run, and what to try: `steadyq diagnose RUN`."""
     options = parse(DiagnoseOptions, words)
 
+    from steadyq.report.words import planned_words
     from steadyq.run.progress import plural
     from steadyq.suite.runs import read_runs
 
@@ -102,6 +103,7 @@ def diagnose(words: list[str]) -> int:
             "last_step": last,
             "enough": verdict.enough,
             "findings": [finding.to_dict() for finding in verdict.findings],
+            "planned_resets": run.events.planned,
             "thresholds": dataclasses.asdict(options.thresholds),
         }
         print(json.dumps(record | ({"probe": probe} if probe else {}), indent=2))
@@ -109,13 +111,16 @@ def diagnose(words: list[str]) -> int:
     measured = f"{plural(verdict.measurements, 'measurement')} to step {last:,}"
     OUT.print(Text.assemble((run.recipe.env, "bold"), f"  {run.recipe.preset}, {measured}"))
     if not verdict.enough:
-        OUT.print(f"{SAID['too few']}: it takes {options.thresholds.rows + 1}", style="yellow")
+        away = " that do not follow a planned reset soon" if run.events.planned else ""
+        OUT.print(f"{SAID['too few']}: it takes {options.thresholds.rows + 1}{away}", style="yellow")
     elif verdict.state == "stable":
         OUT.print(f"{SAID['stable']} in {verdict.measurements} measurements", style="green")
     for finding in verdict.findings:
         OUT.print(Text.assemble((finding.name, "red"), f"  {LEVELS[finding.mechanism]}"), soft_wrap=True)
         OUT.print(f"  {finding.what} {finding.when()}{finding.against()}", soft_wrap=True)
         OUT.print(f"  {finding.advice()}", soft_wrap=True)
+    if planned := planned_words(run):
+        OUT.print(f"planned resets, no alarm in themselves: {planned}", soft_wrap=True)
     if probe:
         OUT.print(
             f"plasticity probe: {probe['trained']:.0%} of the error to random targets is left after {probe['steps']} "

@@ -3,15 +3,23 @@
 A rule reads one figure from every row and holds it against a threshold. It becomes a finding once the figure has
 stayed beyond it for several rows in a row: single rows are noisy, and early training is wild everywhere.
 docs/diagnose.md shows on which runs the thresholds were set.
+
+A planned reset redraws weights on purpose, and figures of a young network are wild again. Soon after it a row beyond
+its threshold is not held against the run where the reset itself moves the figure there (`Rule.settles`); what is beyond
+it later is named. To know of resets therefore never adds a finding.
 """
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from steadyq.monitor import switches
 from steadyq.monitor.advice import in_their_words
+from steadyq.monitor.switches import Offer
+from steadyq.recipe import Recipe
 
 Row = Mapping[str, Any]
 Mechanism = Literal["operator", "estimator", "parameter"]
@@ -56,6 +64,8 @@ class Thresholds:
     """Size of one update over the size of the weights."""
     growth: float = 2.0
     """Growth of the weight norm in 1,000 steps, in units of its first measured value."""
+    settling: float = 0.5
+    """How long a planned reset excuses what it moves: a share of the time since the one before, or the run's start."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class Finding:
     worst: float
     threshold: float
     switches: tuple[tuple[str, str], ...]
-    """What to try: (option, why); an option without dots is advice in words."""
+    """What to try: (options that are set together, why); without a dot it is advice in words."""
 
     @property
     def strength(self) -> float:
@@ -100,7 +110,7 @@ class Finding:
     def advice(self) -> str:
         """What to try, or that everything offered is already switched on."""
         tried = [f"{option} ({why})" if why else option for option, why in self.switches]
-        return "try " + "; ".join(tried) if tried else "every switch we know of is already set"
+        return "try " + "; ".join(tried) if tried else "every switch we know of is already set, or does not fit here"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -122,13 +132,18 @@ class Rule:
     what: str
     figure: Figure
     threshold: str
-    switches: tuple[tuple[str, str], ...]
+    offers: tuple[Offer, ...]
     below: bool = False
     """Whether the finding is a figure below its threshold."""
     at_once: bool = False
     """Whether one row is enough."""
-    unless: str = ""
-    """The setting under which the figure may be what it likes."""
+    settles: bool = False
+    """Whether a planned reset itself moves the figure towards its threshold (docs/diagnose.md has what resets moved).
+
+    An update that is too large is so from fresh weights too, as every run's first one is judged.
+    """
+    unless: Callable[[Recipe], bool] = lambda recipe: False
+    """Recipes in which the figure may be what it likes."""
 
 
 def overestimation(rows: Sequence[Row], at: int) -> float | None:
@@ -223,12 +238,8 @@ RULES: tuple[Rule, ...] = (
         "values run ahead of the returns really earned",
         overestimation,
         "overestimation",
-        (
-            ("operator.ceiling running_max", "holds targets below the best return seen"),
-            ("operator.kind controlled", "exchanges bootstrap actions between members"),
-            ("operator.forbid rewarded", "a rewarded action may not bootstrap from itself"),
-            ("optim.tau 0.005", "slow targets"),
-        ),
+        (switches.CEILING, switches.EXCHANGE, switches.FORBID, switches.SLOW),
+        settles=True,
     ),
     Rule(
         "beyond the best return",
@@ -236,11 +247,7 @@ RULES: tuple[Rule, ...] = (
         "values are higher than any return ever earned",
         beyond,
         "beyond",
-        (
-            ("operator.ceiling running_max", "holds targets below the best return seen"),
-            ("operator.forbid rewarded", "a rewarded action may not bootstrap from itself"),
-            ("a lower replay.ratio", "the loop turns once per update"),
-        ),
+        (switches.CEILING, switches.FORBID, switches.FEWER.because("the loop turns once per update")),
     ),
     Rule(
         "coupling",
@@ -248,8 +255,8 @@ RULES: tuple[Rule, ...] = (
         "a rewarded action is chosen again at the next state far more often than chance",
         coupling,
         "coupling",
-        (("operator.forbid rewarded", "breaks the loop from reward to bootstrap"),),
-        unless="operator.forbid rewarded",
+        (switches.FORBID.because("breaks the loop from reward to bootstrap"),),
+        unless=lambda recipe: recipe.operator.forbid == "rewarded",
     ),
     Rule(
         "no target network",
@@ -257,7 +264,7 @@ RULES: tuple[Rule, ...] = (
         "targets follow the online network at once",
         target_gap,
         "target_gap",
-        (("optim.tau 0.005", "slow targets"), ("optim.hard_copy_every 1000", "or copies now and then")),
+        (switches.SLOW, switches.COPIES),
         below=True,
     ),
     Rule(
@@ -266,7 +273,7 @@ RULES: tuple[Rule, ...] = (
         "most targets are held down by the ceiling",
         column("clipped"),
         "clipped",
-        (("operator.forbid rewarded", "less upward pressure"), ("a lower optim.gamma", "shorter horizon")),
+        (switches.FORBID.because("less upward pressure"), switches.GAMMA),
     ),
     Rule(
         "undecided policy",
@@ -274,11 +281,7 @@ RULES: tuple[Rule, ...] = (
         "values are mostly noise, which turns the greedy action",
         where_it_matters("flip_probability", "noise"),
         "flip",
-        (
-            ("ensemble.members 4", "averages noise away"),
-            ("estimator.kind quantile", "a calmer regression"),
-            ("a larger replay.batch", ""),
-        ),
+        (switches.AVERAGE, switches.QUANTILE.because("a calmer regression"), switches.BATCH),
     ),
     Rule(
         "policy churn",
@@ -286,7 +289,8 @@ RULES: tuple[Rule, ...] = (
         "a single update turns the greedy action of many states",
         column("churn"),
         "churn",
-        (("a lower optim.rate", ""), ("ensemble.members 4", "averages noise away")),
+        (switches.RATE, switches.AVERAGE),
+        settles=True,
     ),
     Rule(
         "heavy tails",
@@ -294,7 +298,7 @@ RULES: tuple[Rule, ...] = (
         "a few transitions carry almost all of the TD error",
         where_it_matters("td_tail", "td_error"),
         "td_tail",
-        (("estimator.kind quantile", "robust to outliers"), ("a lower optim.rate", "")),
+        (switches.QUANTILE.because("robust to outliers"), switches.RATE),
     ),
     Rule(
         "weight spikes",
@@ -302,7 +306,15 @@ RULES: tuple[Rule, ...] = (
         "single weights tower above their layer",
         column("spike"),
         "spike",
-        (("regulation.intervention reinitialise", "resets such layers"), ("a lower replay.ratio", "")),
+        (
+            switches.REDRAW,
+            switches.ANSWER,
+            switches.PARSEVAL.because("lowered spikes on both games tried"),
+            switches.LAYER_NORM.because("lowered spikes in most of what was tried"),
+            switches.FEWER,
+            switches.SELDOM,
+        ),
+        settles=True,
     ),
     Rule(
         "dormant units",
@@ -310,7 +322,14 @@ RULES: tuple[Rule, ...] = (
         "almost all units have gone silent",
         column("dormant"),
         "dormant",
-        (("a lower optim.rate", ""), ("regulation.intervention reinitialise", "resets layers that spike")),
+        (
+            switches.RECYCLE,
+            switches.ANSWER,
+            switches.LAYER_NORM.because("fewer were dormant on both games tried"),
+            switches.CRELU.because("of both signs of a unit one fires"),
+            switches.RATE,
+        ),
+        settles=True,
     ),
     Rule(
         "rank collapse",
@@ -318,8 +337,16 @@ RULES: tuple[Rule, ...] = (
         "features of different states have become nearly the same",
         rank_share,
         "rank",
-        (("a lower optim.rate", ""), ("a lower replay.ratio", "fewer updates on the same data")),
+        (
+            switches.LAYER_NORM.because("raised ranks on both games tried"),
+            switches.CRELU.because("raised ranks on both games tried"),
+            switches.ANSWER,
+            switches.RATE,
+            switches.FEWER,
+            switches.SELDOM,
+        ),
         below=True,
+        settles=True,
     ),
     Rule(
         "violent updates",
@@ -327,7 +354,7 @@ RULES: tuple[Rule, ...] = (
         "one update changes the weights by a large share of their size",
         column("update_ratio"),
         "update",
-        (("a lower optim.rate", ""), ("a lower optim.clip", "")),
+        (switches.RATE, switches.CLIP),
         at_once=True,
     ),
     Rule(
@@ -336,7 +363,15 @@ RULES: tuple[Rule, ...] = (
         "the weights keep growing",
         growth,
         "growth",
-        (("a lower optim.rate", ""), ("a lower replay.ratio", "")),
+        (
+            switches.DECAY.because("smaller weights on both games tried"),
+            switches.SHRINK,
+            switches.ANSWER,
+            switches.RATE,
+            switches.FEWER,
+            switches.SELDOM,
+        ),
+        settles=True,
     ),
 )
 
@@ -346,17 +381,27 @@ def findings(
     events: Iterable[Row] = (),
     *,
     thresholds: Thresholds | None = None,
-    settings: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+    planned: Sequence[int] = (),
 ) -> list[Finding]:
     """What is unstable, earliest first; an empty list means nothing is.
 
-    `settings` are the run's recipe fields by dotted name: a switch that is already set is not offered.
+    What is offered against it are options that the `recipe` takes and does not have. `planned` are the steps of planned
+    resets so far, in order.
     """
     thresholds, diagnostics = thresholds or Thresholds(), list(diagnostics)  # a list is read sooner, once for each rule
-    found = [finding for rule in RULES if (finding := _judge(rule, diagnostics, thresholds, settings or {}))]
-    stops = [_divergence(event) for event in events if event.get("event") == "diverged"]
-    found += stops or _lost(diagnostics)
+    excused = unsettled(diagnostics, planned, thresholds.settling)
+    found = [finding for rule in RULES if (finding := _judge(rule, diagnostics, excused, thresholds, recipe))]
+    stops = [_divergence(event, recipe) for event in events if event.get("event") == "diverged"]
+    found += stops or _lost(diagnostics, recipe)
     return sorted(found, key=lambda finding: (finding.since, -finding.strength))
+
+
+def unsettled(rows: Sequence[Row], planned: Sequence[int], settling: float) -> list[bool]:
+    """Which rows lie soon after a planned reset; one of the same step was measured before it."""
+    steps = [0, *planned]
+    ends = [-math.inf, *(step + settling * (step - before) for before, step in itertools.pairwise(steps))]
+    return [row["step"] <= ends[max(0, bisect.bisect_left(steps, row["step"]) - 1)] for row in rows]
 
 
 State = Literal["unstable", "stable", "too few", "not measured"]
@@ -392,29 +437,39 @@ def judge(
     events: Iterable[Row] = (),
     *,
     thresholds: Thresholds | None = None,
-    settings: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+    planned: Sequence[int] = (),
     parameters: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on a run; without `settings` it is somebody else's code, and advice speaks of its `parameters`."""
+    """The verdict on a run; without a `recipe` it is somebody else's code, and advice speaks of its `parameters`."""
     thresholds = thresholds or Thresholds()
-    found = findings(diagnostics, events, thresholds=thresholds, settings=settings)
-    if settings is None:
+    found = findings(diagnostics, events, thresholds=thresholds, recipe=recipe, planned=planned)
+    if recipe is None:
         found = [finding.in_words(parameters or {}) for finding in found]
-    return Verdict(tuple(found), len(diagnostics), len(diagnostics) > thresholds.rows)  # growth takes one more
+    count = unsettled(diagnostics, planned, thresholds.settling).count(False)
+    return Verdict(tuple(found), len(diagnostics), count > thresholds.rows)  # growth takes one more
 
 
-def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Mapping[str, Any]) -> Finding | None:
-    if rule.unless and _set(rule.unless, settings):
+def _judge(
+    rule: Rule, rows: Sequence[Row], excused: Sequence[bool], thresholds: Thresholds, recipe: Recipe | None
+) -> Finding | None:
+    if recipe is not None and rule.unless(recipe):
         return None
     limit = float(getattr(thresholds, rule.threshold))
-    series = [(int(row["step"]), value) for i, row in enumerate(rows) if (value := rule.figure(rows, i)) is not None]
-    beyond = [(value < limit) if rule.below else (value > limit) for _, value in series]
+    series: list[tuple[int, float, bool]] = []
+    for i, row in enumerate(rows):
+        if (value := rule.figure(rows, i)) is None:
+            continue
+        hit = value < limit if rule.below else value > limit
+        if not (hit and rule.settles and excused[i]):
+            series.append((int(row["step"]), value, hit))
     need = 1 if rule.at_once else thresholds.rows
+    beyond = [hit for *_, hit in series]
     start = next((i for i in range(len(series) - need + 1) if all(beyond[i : i + need])), None)
     if start is None:
         return None
     last = max(i for i, hit in enumerate(beyond) if hit)
-    over = [value for (_, value), hit in zip(series[start:], beyond[start:], strict=True) if hit]
+    over = [value for _, value, hit in series[start:] if hit]
     return Finding(
         rule.name,
         rule.mechanism,
@@ -423,7 +478,7 @@ def _judge(rule: Rule, rows: Sequence[Row], thresholds: Thresholds, settings: Ma
         until=None if last == len(series) - 1 else series[last][0],
         worst=min(over) if rule.below else max(over),
         threshold=limit,
-        switches=tuple(switch for switch in rule.switches if not _set(switch[0], settings)),
+        switches=switches.taken_by(rule.offers, recipe),
     )
 
 
@@ -437,24 +492,13 @@ def sustained(rule: Rule, rows: Sequence[Row], count: int) -> float | None:
     return min(map(max, windows)) if rule.below else max(map(min, windows))
 
 
-def _set(option: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the run already has this option: the same value, or at least as many members."""
-    name, _, value = option.partition(" ")
-    if name not in settings:
-        return False
-    have = settings[name]
-    if name == "ensemble.members":
-        return int(have) >= int(value)
-    return math.isclose(have, float(value)) if isinstance(have, int | float) else str(have) == value
-
-
-def _lost(rows: Sequence[Row]) -> list[Finding]:
+def _lost(rows: Sequence[Row], recipe: Recipe | None) -> list[Finding]:
     """Divergence that nobody stopped at: rows say None where a value or a weight is no longer a number."""
     lost = (row for row in rows if any(key in row and row[key] is None for key in ("q_greedy", "weight_norm")))
-    return [_divergence(row, "values or weights are no longer finite") for row in itertools.islice(lost, 1)]
+    return [_divergence(row, recipe, "values or weights are no longer finite") for row in itertools.islice(lost, 1)]
 
 
-def _divergence(event: Row, what: str = "") -> Finding:
+def _divergence(event: Row, recipe: Recipe | None, what: str = "") -> Finding:
     return Finding(
         "divergence",
         "parameter",
@@ -463,15 +507,29 @@ def _divergence(event: Row, what: str = "") -> Finding:
         until=None,
         worst=math.inf,
         threshold=0.0,
-        switches=(("a lower optim.rate", ""), ("a lower optim.clip", "")),
+        switches=switches.taken_by((switches.RATE, switches.CLIP), recipe),
     )
+
+
+def planned_resets(events: Iterable[Row]) -> list[int]:
+    """The steps at which the events of a run say that something was reset as planned."""
+    return sorted({int(row["step"]) for row in events if row["event"] == "reset" and row.get("trigger") == "periodic"})
 
 
 class Alarms:
     """Says each finding once, as it rises; looks back over the last rows only."""
 
-    def __init__(self, rows: Sequence[Row] = (), *, settings: Mapping[str, Any] | None = None, keep: int = 50) -> None:
-        self.settings, self.keep = settings, keep
+    def __init__(
+        self,
+        rows: Sequence[Row] = (),
+        *,
+        recipe: Recipe | None = None,
+        planned: Sequence[int] = (),
+        keep: int = 50,
+    ) -> None:
+        self.recipe, self.keep = recipe, keep
+        self.planned = list(planned)
+        """Steps of the planned resets so far."""
         self.first = rows[:1]
         self.rows = list(rows[-keep:])
         self.raised = {finding.name for finding in self._now()}
@@ -486,7 +544,7 @@ class Alarms:
 
     def _now(self) -> list[Finding]:
         rows = self.rows if not self.first or self.first[0] in self.rows[:1] else [*self.first, *self.rows]
-        return findings(rows, settings=self.settings)
+        return findings(rows, recipe=self.recipe, planned=self.planned)
 
 
 def number(value: float) -> str:

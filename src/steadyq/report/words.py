@@ -96,17 +96,17 @@ def _reset_words(runs: tuple[Run, ...]) -> str:
         each = ", ".join(f"{layer} {count}" for layer, count in counts.most_common())
         said.append(f"{plural(counts.total(), 'reset')} ({each}).")
     for run in runs:
-        if text := _planned_words(run):
+        if text := planned_words(run):
             said.append(f"seed {run.seed}: {text}" if len(runs) > 1 else text)
     return " ".join(said) or "no layer was reset."
 
 
-def _planned_words(run: Run) -> str:
-    """What was planned, and how long the run took to play as before."""
+def planned_words(run: Run) -> str:
+    """What was reset as planned, and how long the run took to play as before; empty where nothing was."""
     planned = [reset for reset in run.events.resets if reset.planned]
     if not planned:
         return ""
-    times = len({reset.step for reset in planned})
+    times = len(run.events.planned)
     strengths = dict.fromkeys(map(_drawn, planned))
     parts = [
         f"step {each.step:,}: last games {figure(each.before)} before, "

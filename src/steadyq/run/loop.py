@@ -34,7 +34,7 @@ from steadyq.envs import AnyEnv, BadEnvironment, EnvSpec
 from steadyq.envs.factories import Wrapping, network_text
 from steadyq.errors import UserError, one_line, out_of_memory, shown
 from steadyq.fields import flatten
-from steadyq.monitor.verdict import Alarms
+from steadyq.monitor.verdict import Alarms, planned_resets
 from steadyq.nets import Ensemble, ModuleEnsemble
 from steadyq.presets import recipe_for
 from steadyq.recipe import Recipe
@@ -337,7 +337,7 @@ class Session:
         self.recipe, self.callbacks = training.recipe, callbacks
         events = writer.folder.events()
         self.interim = Interim(self.recipe, events)
-        self.alarms = Alarms(writer.folder.diagnostics(), settings=flatten(self.recipe.to_dict()))
+        self.alarms = Alarms(writer.folder.diagnostics(), recipe=self.recipe, planned=planned_resets(events))
         self.live = Live(training, writer.path)
         self.stopped = stopped_early(events)
 
@@ -409,6 +409,8 @@ class Session:
         if training.diagnosed is not None:
             self.sinks.diagnosed(training.diagnosed)
         self.display.step(training, row)
+        if training.planned_reset:
+            self.alarms.planned.append(training.step_count)
         for finding in self.alarms.add(training.diagnosed) if training.diagnosed else ():
             self.display.note(f"alarm at step {training.step_count:,}: {finding.words()}; {finding.advice()}")
         if self.callbacks:

@@ -76,6 +76,7 @@ class Training:
         self.ceiling = Ceiling(self.spec.lanes, Schedule.of(recipe.optim.gamma).largest)
         self.watch = self._watch()
         self.diagnosed: dict[str, Any] | None = None  # the diagnostics of the last step, if they were due in it
+        self.planned_reset = False  # whether something was reset as planned in the last step
         self.epsilon = Schedule.of(recipe.explore.epsilon)
         self.step_count = self.frames = self.games = self.resets = 0
         self.judged: list[dict[str, Any]] = []  # rows of diagnostics since the regulation last answered one
@@ -170,7 +171,7 @@ class Training:
 
     def begin(self) -> None:
         """Count the step that is about to be made."""
-        self.diagnosed = None
+        self.diagnosed, self.planned_reset = None, False
         self.step_count += self.spec.lanes
 
     @property
@@ -301,6 +302,7 @@ class Training:
         found = self.found() if regulation.trigger.reads_findings else ()
         for event in regulation(learner, Evidence(layers, ratios, scores, found, learner.utility), self.generator):
             self.resets += 1
+            self.planned_reset = regulation.trigger.scheduled
             self.judged = []  # what stands after this must be seen anew
             self.writer.event("reset", self.step_count, **event)
 

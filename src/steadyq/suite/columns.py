@@ -170,6 +170,11 @@ class Events:
     diverged: tuple[Row, ...] = ()
     """The events as they stand in the log."""
 
+    @property
+    def planned(self) -> list[int]:
+        """The steps of planned resets."""
+        return sorted({reset.step for reset in self.resets if reset.planned})
+
 
 def read_reset(row: Row) -> Reset:
     """A reset event; older ones name a layer and nothing else."""

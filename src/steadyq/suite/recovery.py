@@ -20,7 +20,7 @@ class Recovery(NamedTuple):
 
 def recoveries(run: Run) -> list[Recovery]:
     """Every planned reset of a run that had finished games before it."""
-    resets = sorted({reset.step for reset in run.events.resets if reset.planned})
+    resets = run.events.planned
     steps, scores = run.events.games
     found = []
     for step, end in zip(resets, [*resets[1:], np.inf], strict=True):

@@ -131,10 +131,13 @@ class Run:
 
     def verdict(self, thresholds: Thresholds | None = None) -> Verdict:
         """What is unstable in it, if it was measured."""
-        settings = flatten(self.recipe.to_dict()) if self.meta is None else None
-        parameters = (self.meta or {}).get("parameters")
         return judge(
-            self.diagnostics, self.events.diverged, thresholds=thresholds, settings=settings, parameters=parameters
+            self.diagnostics,
+            self.events.diverged,
+            thresholds=thresholds,
+            recipe=self.recipe if self.meta is None else None,
+            planned=self.events.planned,
+            parameters=(self.meta or {}).get("parameters"),
         )
 
 
