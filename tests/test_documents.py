@@ -12,8 +12,15 @@ import pytest
 from steadyq import presets
 from steadyq.cli import COMMANDS, main
 from steadyq.fields import flatten
+from steadyq.scores import statistics
+from steadyq.scores.anchors import anchors
+from steadyq.scores.published import atari100k
+from steadyq.scores.tables import Table
+from steadyq.suite.sweep import read_sweep
+from steadyq.suite.tables import tables
 
 ROOT = Path(__file__).parents[1]
+PRESETS = (ROOT / "docs" / "presets.md").read_text()
 WITH_SCORES = ("README.md", "docs/studies.md", "docs/presets.md")
 TABLES = [
     found
@@ -40,6 +47,65 @@ def test_tables_of_scores_are_what_their_command_prints(
 def test_the_documents_have_their_tables() -> None:
     shown = [command.removeprefix("compare results/").removesuffix(".tar.xz") for command, _ in TABLES]
     assert shown == ["cartpole", "minatar", "atari", "decoupling", "ensemble-size", "precision", "swift-games"]
+
+
+@pytest.fixture(scope="module")
+def beside_published() -> Table:
+    """The first table of the report on `swift`'s games."""
+    return tables(read_sweep(ROOT / "results" / "swift-games.tar.xz"))[0]
+
+
+def test_the_comparison_of_the_readme_is_the_first_columns_of_its_report(beside_published: Table) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"^`steadyq report results/swift-games\.tar\.xz`[^|]*\n\n((?:\|.*\n)+)", readme, flags=re.M)
+    kept = shown.partition("\n")[0].count("|") - 1
+    assert kept >= 4
+    columns, rows = beside_published.columns[:kept], tuple(row[:kept] for row in beside_published.rows)
+    assert shown == Table("", columns, rows, ours=beside_published.ours).markdown()
+
+
+def test_what_presets_say_of_swift_is_in_its_report(beside_published: Table) -> None:
+    names = [row[0].value for row in beside_published.rows]
+    place = beside_published.columns.index("IQM games")
+
+    def iqm(name: str) -> str:
+        return f"{beside_published.rows[names.index(name)][place].value:.2f}"
+
+    paper = iqm("the paper's agent")
+    assert (
+        f"their interquartile mean is {iqm('swift')}; BBF at two updates a step has {iqm('BBF RR2 no SPR')} without "
+        f"SPR's loss and {iqm('BBF RR2')} with it, the paper's agent {paper}, "
+        f"SAC-BBF {iqm('SAC-BBF RR2')}, EfficientZero V2 {iqm('EfficientZero V2')}"
+    ) in " ".join(PRESETS.split())
+
+
+def test_published_scores_of_presets_are_those_that_come_with_the_package() -> None:
+    board = atari100k()
+    found = anchors(board)
+
+    def pooled(column: str) -> str:
+        return f"{found[column].iqm_runs:.2f} ({found[column].seeds} seeds"
+
+    def of_means(column: str) -> str:
+        return f"{statistics.trimmed_mean(found[column].normalised(board, board.games)):.2f} over the games' means"
+
+    said = dict(
+        re.findall(r"^Published: (.+?)\s`steadyq train Atari/Alien --preset (\w+)`", PRESETS, flags=re.M | re.S)
+    )
+    said = {preset: " ".join(words.split()) for words, preset in said.items()}
+    for preset, words in {
+        "steady": of_means("ours"),
+        "der": pooled("der"),
+        "curl": pooled("curl"),
+        "drq": pooled("drq_eps"),
+        "spr": pooled("spr"),
+        "sr_spr": of_means("sr_spr"),
+        "bbf": pooled("bbf_rr2"),
+    }.items():
+        assert said[preset].startswith(words), preset
+    assert (
+        f"without SPR's loss (`--auxiliary.kind none`) {pooled('bbf_rr2_without_spr').partition(' ')[0]}" in said["bbf"]
+    )
 
 
 @pytest.mark.parametrize(("figure", "command", "file"), FIGURES, ids=[figure for figure, *_ in FIGURES])

@@ -182,7 +182,7 @@ def test_tables_fit_the_width_and_lose_no_number(name: str, width: int) -> None:
                 assert cell.text in text
     content = json.loads(table.json())
     assert content["rows"] == [[cell.value for cell in row] for row in table.rows]
-    assert set(content) == {"title", "columns", "rows", "best", "notes"}
+    assert set(content) == {"title", "columns", "rows", "best", "ours", "notes"}
 
 
 def test_a_wide_table_is_split_with_its_first_column_repeated() -> None:

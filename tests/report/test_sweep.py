@@ -22,8 +22,9 @@ from steadyq.scores.tables import Table
 from steadyq.suite.runs import read
 from steadyq.suite.study import PlannedRun, Study, find_study
 from steadyq.suite.summaries import Points, positions, summaries
-from steadyq.suite.sweep import read_sweep
+from steadyq.suite.sweep import read_sweep, which_seeds
 from steadyq.suite.tables import tables
+from steadyq.suite.variants import evaluation_rules
 
 LAYERS = ["stem.0", "layer1.0", "head.1"]
 
@@ -83,21 +84,28 @@ def test_the_papers_scores_give_the_papers_aggregates_beside_the_published(atari
     assert column(aggregates, "IQM slice")["steady"] == pytest.approx(1.070, abs=5e-4)
     assert column(aggregates, "above")["steady"] == 14
     assert column(aggregates, "best")["steady"] == column(aggregates, "best")["the paper's agent"]
-    assert column(aggregates, "interval")["steady"] == "1.799 to 1.799"
-    assert column(aggregates, "interval  ")["steady"] == "1.204 to 1.204"
+    assert column(aggregates, "interval")["steady"] == "1.204 to 1.204"
+    assert column(aggregates, "interval  ")["steady"] == "1.799 to 1.799"
+    order = [row[aggregates.columns.index("IQM games")].value for row in aggregates.rows]
+    assert order == sorted(order, reverse=True)  # type: ignore[type-var]
+    assert [aggregates.rows[place][0].value for place in aggregates.ours] == ["steady"]
+    assert "GPU minutes" not in aggregates.columns  # nobody measured them here
     assert column(aggregates, "seeds") == {"steady": "2"} | {
         each.name: each.seeds or None for each in anchors(atari100k()).values()
     }
     pooled, bbf = column(aggregates, "IQM runs x games"), "BBF RR2"
     assert (pooled[bbf], column(aggregates, "interval ")[bbf]) == (0.9403, "0.867 to 1.009")
+    assert pooled["SAC-BBF RR2"] == 1.088  # as printed, without an interval
+    assert column(aggregates, "interval ")["SAC-BBF RR2"] is None
     assert column(aggregates, "IQM games")[bbf] == pytest.approx(1.0380, abs=1e-4)
-    assert [name for name, value in pooled.items() if value is None] == [
+    assert {name for name, value in pooled.items() if value is None} == {
         "the paper's agent",
         "EfficientZero V2",
         "SR-SPR RR16",
-    ]
+    }
     assert "26 of 26 games" in aggregates.title
-    assert column(sources, "source")[bbf].endswith("scores/RR2_BBF.csv")
+    assert column(sources, "source")[bbf].endswith("scores/RR2_BBF.csv (82124ce)")
+    assert column(sources, "licence")[bbf] == "CC BY 4.0"
     assert len(by_game.rows) == 26
     assert column(by_game, "BBF RR2 no SPR")["Atari/Breakout"] == 245.662
     assert max(map(len, by_game.text(width=160).splitlines())) <= 160
@@ -124,7 +132,7 @@ def test_published_aggregates_use_the_sweeps_own_games(tmp_path: Path) -> None:
     pooled = column(aggregates, "IQM runs x games")
     assert pooled.pop("steady") is not None
     assert set(pooled.values()) == {None}
-    assert column(aggregates, "interval")["steady"] is None  # one seed has none
+    assert not any("interval" in name for name in aggregates.columns)  # one seed has none, and a column is never empty
 
 
 def on_gpu(run: PlannedRun) -> dict[str, Any]:
@@ -146,10 +154,14 @@ def test_gpu_minutes_stand_beside_published_ones(tmp_path: Path, gpu_study: Stud
     assert column(costs, "GPU")["swift"] == "NVIDIA H200"
     assert (column(costs, "GPU-minutes")["BBF RR2"], column(costs, "GPU")["BBF RR2"]) == (75.0, "A100")
     for name, minutes in (("swift", 9.5), ("BBF RR2", 75.0)):
+        assert column(aggregates, "GPU minutes")[name] == minutes
         expected = column(aggregates, "IQM games")[name] / minutes
         assert column(costs, "IQM games a minute")[name] == pytest.approx(expected)
     assert column(costs, "IQM runs x games a minute")["swift"] is not None
     assert column(costs, "IQM runs x games a minute")["BBF RR2"] is None  # known of 26 games, not of these two
+    assert column(aggregates, "GPU minutes")["SPR"] is None
+    assert "   75.0 " in aggregates.text(160)
+    assert [costs.rows[place][0].value for place in costs.ours] == ["swift"]
     assert "SPR" not in column(costs, "GPU")
     assert "upper bound" in costs.notes[0]
     assert "Not known: the paper's agent, BBF RR2 no SPR, DreamerV3, SPR, DrQ(eps), DER, CURL." in costs.notes[0]
@@ -173,7 +185,7 @@ def test_the_seeds_that_a_pooled_iqm_rests_on_are_named(tmp_path: Path, gpu_stud
     out = make_up(gpu_study, tmp_path / "s", lambda run: 14.6 - run.recipe.seed, finished)
     aggregates, *_ = tables(read_sweep(out))
     assert column(aggregates, "seeds")["swift"] == "1 to 2"
-    assert "Seeds that all games have: swift: 0." in aggregates.notes[1]
+    assert "Seeds that all games have: swift: 0." in aggregates.notes[2]
     board = atari100k()
     first = np.array([(14.6 - board.low[game]) / (board.high[game] - board.low[game]) for game in ("Breakout", "Pong")])
     assert column(aggregates, "IQM runs x games")["swift"] == pytest.approx(float(statistics.trimmed_mean(first)))
@@ -193,6 +205,68 @@ def test_the_page_of_a_suite_has_every_published_agent(tmp_path: Path, gpu_study
     assert "331.1" in page  # BBF RR2 on Breakout
     text = (out / "report" / "tables.txt").read_text()
     assert max(map(len, text.splitlines())) <= 160
+
+
+def test_a_page_shades_the_rows_that_are_ours(tmp_path: Path, gpu_study: Study, browser: Browser) -> None:
+    _, files = write_sweep_report(make_up(gpu_study, tmp_path / "s", lambda run: 14.6, more=on_gpu))
+    browser.open(files[-1], width=1280)
+    shaded = "[...document.querySelectorAll('table.results tr.ours')].map(row => row.cells[0].textContent)"
+    assert browser.run(shaded) == ["swift", "swift"]
+    assert browser.run("getComputedStyle(document.querySelector('tr.ours th')).backgroundColor") != browser.run(
+        "getComputedStyle(document.querySelector('tr:not(.ours) th')).backgroundColor"
+    )
+    notes = "[...document.querySelectorAll('.explains')].filter(p => p.querySelector('.ours')).map(p => p.textContent)"
+    assert [note[:20] for note in browser.run(notes)] == ["Shaded: this sweep. ", "Shaded: this sweep: "]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [([0], "seed 0"), ([1, 0], "seeds 0, 1"), ([4, 0, 1, 2], "seeds 0 to 2, 4"), ([0, 0, 7], "seeds 0, 7")],
+)
+def test_seeds_in_words(seeds: list[int], words: str, tmp_path: Path) -> None:
+    study = find_study("minatar").changed(seeds=8, games=["Breakout"])
+    runs = read_sweep(make_up(study, tmp_path / "s", lambda run: 1.0)).runs
+    assert which_seeds([runs[seed] for seed in seeds]) == words
+
+
+TODAY = {"evaluation_epsilon": 0.001, "evaluated_networks": "target"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (lambda run: TODAY, ""),
+        (lambda run: {}, "newer evaluations of Atari: every run. Epsilon was 0"),
+        (lambda run: {"evaluated_networks": "online"}, "evaluations of Atari: every run."),
+        (lambda run: TODAY if run.recipe.seed else {}, "Atari: Atari-Breakout-seed0, Atari-Pong-seed0. Epsilon was 0"),
+        (
+            lambda run: TODAY | {"evaluation_epsilon": 0.001 * (run.recipe.seed > 0 or run.recipe.env == "Atari/Pong")},
+            "Atari/Breakout was evaluated with different epsilons: 0 (Atari-Breakout-seed0); 0.001 "
+            "(Atari-Breakout-seed1).",
+        ),
+    ],
+)
+def test_evaluations_by_older_or_different_rules_are_named(
+    tmp_path: Path, gpu_study: Study, more: Any, said: str
+) -> None:
+    sweep = read_sweep(make_up(gpu_study, tmp_path / "s", lambda run: 14.6, more=more))
+    rules = evaluation_rules(sweep.runs)
+    assert (said in rules) if said else not rules
+    *_, by_game, _ = tables(sweep)
+    assert (rules in by_game.notes) == bool(rules)
+
+
+def test_older_rules_are_said_of_atari_alone_and_many_runs_are_counted(tmp_path: Path, gpu_study: Study) -> None:
+    minatar = find_study("minatar").changed(seeds=1, games=["Breakout"])
+    assert not evaluation_rules(read_sweep(make_up(minatar, tmp_path / "m", lambda run: 1.0)).runs)
+
+    def more(run: PlannedRun) -> dict[str, Any]:
+        return TODAY if run.recipe.seed == 2 else {}
+
+    many = gpu_study.changed(seeds=3)
+    assert "Atari: 4 runs. " in evaluation_rules(
+        read_sweep(make_up(many, tmp_path / "s", lambda run: 1.0, more=more)).runs
+    )
 
 
 def test_procgen_is_normalised_with_and_without_clipping(tmp_path: Path) -> None:
@@ -270,7 +344,7 @@ def test_every_study_has_its_figure_in_three_formats(name: str, tmp_path: Path) 
     assert {file.suffix for file in files} == {".txt", ".json", ".svg", ".png", ".pdf", ".html"}
     assert all(file.stat().st_size > 200 for file in files)
     svg = next(file for file in files if file.suffix == ".svg").read_text()
-    assert all(word in svg for word in ("2 seeds of each variant", "protocol", "500 steps"))
+    assert all(word in svg for word in ("; seeds 0, 1; protocol", "500 steps"))
 
 
 def test_a_spike_ratio_that_is_no_number_is_left_out_of_the_figure(tmp_path: Path) -> None:

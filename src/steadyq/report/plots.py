@@ -31,6 +31,7 @@ from steadyq.suite.remedies import LAST, MEASURES, Effects
 from steadyq.suite.runs import Run
 from steadyq.suite.study import NO_REMEDY
 from steadyq.suite.summaries import Points, Profile
+from steadyq.suite.sweep import which_seeds
 
 AXES_HERE = {
     **AXES,
@@ -195,17 +196,15 @@ def draw_remedies(cells: Cells, effects: Effects, outs: Sequence[Path], *, title
 def facts(cells: Cells) -> str:
     """Games, seeds, protocol, preset and steps of a figure, and how many of its runs have not finished."""
     runs = [run for variants in cells.values() for each in variants.values() for run in each]
-    games, seeds = list(cells), sorted({run.seed for run in runs})
+    games, seeds = list(cells), which_seeds(runs)
     counts = sorted({len(each) for variants in cells.values() for each in variants.values()})
     unfinished = sum(run.result is None for run in runs)
     presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.label for run in runs))
     named = ", ".join(map(shown_name, games)) if len(games) <= MOST_IN_A_ROW else f"{len(games)} games"
-    each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    text = (
-        f"{named}; {each} seed{'s' * (counts[-1] > 1)} of each variant (of {', '.join(map(str, seeds))}); protocol "
-        f"{protocols}; preset {presets}; {max(run.recipe.steps for run in runs):,} steps."
-    )
+    each = f" ({counts[0]} to {counts[-1]} of each variant)" if len(counts) > 1 else ""
+    steps = max(run.recipe.steps for run in runs)
+    text = f"{named}; {seeds}{each}; protocol {protocols}; preset {presets}; {steps:,} steps."
     return text + (f" {unfinished} of {len(runs)} runs have not finished." if unfinished else "")
 
 

@@ -12,8 +12,8 @@ from steadyq.report.games import histograms
 from steadyq.report.markup import Child, Markup, joined, tag
 from steadyq.report.page import Page
 from steadyq.report.page_data import has_data
-from steadyq.report.words import figure, shown_name
-from steadyq.run.progress import clock, games_said
+from steadyq.report.words import figure, planned_words, shown_name
+from steadyq.run.progress import clock, games_said, plural
 from steadyq.scores.tables import Cell as TableCell
 from steadyq.scores.tables import Table
 from steadyq.suite.runs import Run
@@ -195,8 +195,9 @@ def _table(table: Table, title: str, number: int) -> Markup:
             "tr",
             tag("th", str(first.value), scope="row"),
             [_cell(*each) for each in zip(others, table.columns[1:], numeric[1:], strict=True)],
+            class_="ours" if place in table.ours else None,
         )
-        for first, *others in table.rows
+        for place, (first, *others) in enumerate(table.rows)
     ]
     name = f"table-{number}"
     heads = _heads((column.strip() for column in table.columns), numeric)
@@ -218,6 +219,8 @@ def _cell(cell: TableCell, head: str, right: bool) -> Markup:
 
 
 def _note(note: str) -> Child:
+    if note.startswith("> "):
+        return [tag("span", "Shaded", class_="ours"), ": ", note[2:]]
     return [tag("strong", "Bold"), ": ", note[2:]] if note.startswith("* ") else note
 
 
@@ -299,6 +302,7 @@ def verdict(page: Page) -> Child:
         runs = [run for _, run, found in judged if found.state == state]
         if runs and state != "unstable":
             blocks.append(_said(f"{words[:1].upper()}{words[1:]}", [run.path.name for run in runs], page.single))
+    blocks.append(_planned(page))
     return tag(
         "section",
         tag("h2", "Verdict", id="verdict"),
@@ -319,6 +323,18 @@ def _said(words: str, names: list[str], single: Run | None) -> Markup:
     if single or len(names) <= FEW_NAMES:
         return tag("p", words, f": {', '.join(names)}" if not single else "", ".")
     return tag("details", tag("summary", f"{words} in {len(names)} runs"), tag("p", f"{', '.join(names)}."))
+
+
+def _planned(page: Page) -> Child:
+    """The planned resets of every run, and how long each took to regain its score."""
+    said = [(run, text) for cell in page.comparison.cells for run in cell.runs if (text := planned_words(run))]
+    if not said:
+        return None
+    heading = "Planned resets are no alarm; what each cost, in steps until ten games scored as the ten before"
+    if page.single:
+        return tag("p", f"{heading}: {said[0][1]}", class_="explains")
+    lines = [tag("li", tag("strong", run.path.name), f": {text}") for run, text in said]
+    return tag("details", tag("summary", f"{heading}: {plural(len(said), 'run')}"), tag("ul", lines))
 
 
 def _finding(finding: Finding, opened: bool) -> Markup:

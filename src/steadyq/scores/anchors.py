@@ -35,6 +35,8 @@ class Anchor:
     gpu: str = ""
     gpu_time: str = ""
     """Where the minutes come from."""
+    licence: str = ""
+    """Of the scores."""
     note: str = ""
 
     def normalised(self, benchmark: Published, games: Sequence[str], clip: bool = False) -> Array:
@@ -76,6 +78,7 @@ def _atari100k() -> Mapping[str, Anchor]:
             gpu_minutes=_number(row["gpu_minutes"]),
             gpu=row["gpu"],
             gpu_time=row["gpu_time"],
+            licence=row["licence"],
             note=row["note"],
         )
     return found

@@ -1,6 +1,6 @@
 """A sweep folder as it is read: its study, and the runs that have begun, by environment, variant and seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -114,11 +114,23 @@ def _read(folder: Path, path: Path, archive: Path | None, logs: bool) -> Sweep:
 def state(sweep: Sweep) -> str:
     """What a table of it rests on: games, seeds, protocol, and how much of the sweep has finished."""
     runs = sweep.runs
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     protocols = ", ".join(dict.fromkeys(run.recipe.protocol.label for run in runs))
     presets = ", ".join(dict.fromkeys(run.made_by for run in runs))
     return (
-        f"{len(sweep.cells)} game{'s' * (len(sweep.cells) > 1)}, seeds {seeds}, protocol {protocols}, preset "
+        f"{len(sweep.cells)} game{'s' * (len(sweep.cells) > 1)}, {which_seeds(runs)}, protocol {protocols}, preset "
         f"{presets}, {max(run.recipe.steps for run in runs):,} steps; {sweep.finished} of {sweep.planned} runs "
         "finished."
     )
+
+
+def which_seeds(runs: Iterable[Run]) -> str:
+    """The seeds of some runs in words: `seed 0`, `seeds 0, 1`, `seeds 0 to 4`."""
+    spans: list[list[int]] = []
+    for seed in sorted({run.seed for run in runs}):
+        if spans and seed == spans[-1][-1] + 1:
+            spans[-1].append(seed)
+        else:
+            spans.append([seed])
+    words = [f"{span[0]} to {span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
+    several = len(spans) > 1 or len(spans[0]) > 1
+    return f"seed{'s' * several} {', '.join(words)}"

@@ -6,6 +6,7 @@ Published agents are computed on the games of the sweep alone, so that both side
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,10 @@ from steadyq.suite.remedies import remedies_table
 from steadyq.suite.runs import Run
 from steadyq.suite.sweep import Sweep, state
 from steadyq.suite.variants import Cell as VariantRuns
-from steadyq.suite.variants import Comparison, exceptions
+from steadyq.suite.variants import Comparison, evaluation_rules, exceptions
+
+THIS_SWEEP = "this sweep"
+"""What the rows that are ours rest on."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,9 @@ def _own(sweep: Sweep, label: str, change: Callable[[Scores], Scores]) -> tuple[
 def _aggregates(
     sweep: Sweep, benchmark: Published, name: str, change: Callable[[Scores], Scores], level: float = 0.95
 ) -> Table:
-    """Ours and the published agents over the same games."""
+    """Ours and the published agents over the same games, from the highest IQM of game means to the lowest."""
     games, clip = _games(sweep, benchmark), "clipped" in name
-    rows: list[list[Value]] = []
-    by_game: list[NDArray[np.float64]] = []
+    rows: list[_Aggregate] = []
     fewer = []
     for label in sweep.study.labels:
         scores, pooled = _own(sweep, label, change)
@@ -107,79 +110,100 @@ def _aggregates(
         if pooled is not None and counts[-1] > len(pooled.seeds(pooled.games[0])):
             fewer.append(f"{label}: {', '.join(map(str, pooled.seeds(pooled.games[0])))}")
         rows.append(
-            [
-                label,
-                "this sweep",
-                f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
-                int((scores.means() > 1.0).sum()),
-                None,
-                statistics.mean(scores),
-                _span(interval_of(scores, statistics.mean, level)),
-                statistics.median(scores),
-                statistics.iqm(pooled) if pooled else None,
-                _span(interval_of(pooled, statistics.iqm, level)) if pooled else None,
-                statistics.iqm_game_means(scores),
-                _span(interval_of(scores, statistics.iqm_game_means, level)),
-                statistics.iqm_slice(scores) if len(games) > 1 else None,
-            ]
+            _Aggregate(
+                name=label,
+                basis=THIS_SWEEP,
+                seeds=f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
+                minutes=None if (spent := _minutes(sweep, label)) is None else float(np.mean(spent)),
+                means=scores.means(),
+                iqm_runs=statistics.iqm(pooled) if pooled else None,
+                spans=(
+                    interval_of(scores, statistics.iqm_game_means, level),
+                    interval_of(pooled, statistics.iqm, level) if pooled else None,
+                    interval_of(scores, statistics.mean, level),
+                ),
+            )
         )
-        by_game.append(scores.means())
+    timed = any(row.minutes is not None for row in rows)
+    whole = len(games) == len(benchmark.games)
     for anchor in anchors(benchmark).values():
-        values = anchor.normalised(benchmark, games, clip)
-        whole = len(games) == len(benchmark.games)
         rows.append(
-            [
-                anchor.name,
-                anchor.basis,
-                anchor.seeds or None,
-                int((values > 1.0).sum()),
-                None,
-                float(values.mean()),
-                None,
-                float(np.median(values)),
-                anchor.iqm_runs if whole else None,
-                _span(anchor.iqm_interval) if whole else None,
-                float(statistics.trimmed_mean(values)),
-                None,
-                float(statistics.slice_mean(values)) if len(games) > 1 else None,
-            ]
+            _Aggregate(
+                name=anchor.name,
+                basis=anchor.basis,
+                seeds=anchor.seeds or None,
+                minutes=anchor.gpu_minutes,
+                means=anchor.normalised(benchmark, games, clip),
+                iqm_runs=anchor.iqm_runs if whole else None,
+                spans=(None, anchor.iqm_interval if whole else None, None),
+            )
         )
-        by_game.append(values)
-    most = np.max(by_game, axis=0)
-    for row, values in zip(rows, by_game, strict=True):
-        row[4] = int((values == most).sum())
+    most = np.max([row.means for row in rows], axis=0)
+    rows.sort(key=lambda row: -row.iqm_games)
     pools = f" Seeds that all games have: {'; '.join(fewer)}." if fewer else ""
+    columns: dict[str, list[Value]] = {
+        "agent": [row.name for row in rows],
+        "seeds": [row.seeds for row in rows],
+        "GPU minutes": [row.minutes if timed else None for row in rows],
+        "IQM games": [row.iqm_games for row in rows],
+        "interval": [_span(row.spans[0]) for row in rows],
+        "IQM runs x games": [row.iqm_runs for row in rows],
+        "interval ": [_span(row.spans[1]) for row in rows],
+        "mean": [float(row.means.mean()) for row in rows],
+        "interval  ": [_span(row.spans[2]) for row in rows],
+        "median": [float(np.median(row.means)) for row in rows],
+        "IQM slice": [float(statistics.slice_mean(row.means)) if len(games) > 1 else None for row in rows],
+        "above": [int((row.means > 1.0).sum()) for row in rows],
+        "best": [int((row.means == most).sum()) for row in rows],
+        "basis": [row.basis for row in rows],
+    }
+    columns = {head: values for head, values in columns.items() if any(value is not None for value in values)}
+    marked = ("IQM games", "IQM runs x games", "mean", "median", "IQM slice", "above", "best")
+    heads = list(columns)
     return Table(
         title=f"{sweep.study.title}: {name}, {len(games)} of {len(benchmark.games)} games of {benchmark.benchmark}",
-        columns=(
-            "agent",
-            "basis",
-            "seeds",
-            "above",
-            "best",
-            "mean",
-            "interval",
-            "median",
-            "IQM runs x games",
-            "interval ",
-            "IQM games",
-            "interval  ",
-            "IQM slice",
+        columns=tuple(heads),
+        rows=_mark(
+            list(zip(*columns.values(), strict=True)),
+            [heads.index(head) for head in marked if head in heads],
+            {heads.index("GPU minutes"): 1} if timed else {},
         ),
-        rows=_mark(rows, (3, 4, 5, 7, 8, 10, 12)),
+        ours=tuple(place for place, row in enumerate(rows) if row.basis == THIS_SWEEP),
         notes=(
+            "> this sweep. Rows from the highest IQM games, which all rows have, to the lowest.",
             f"* highest of its column. Above: games whose mean exceeds 1 ({top_of(benchmark)}). Best: games on which "
-            "no row is higher. Seeds: of each game, a dash where the source does not say.",
-            "Three IQMs, to be compared within their column alone. IQM runs x games: mean of the middle half of all "
-            f"runs of the seeds that every game has.{pools} It needs every seed's score: published agents have it "
-            "where their source gives it, of all games together. IQM games: the same of the game means; with one seed "
+            "no row is higher. Seeds: of each game, a dash where the source does not say."
+            + (" GPU minutes: of one game and seed, on different GPUs (next table)." if timed else ""),
+            "Three IQMs, to be compared within their column alone. IQM games: mean of the middle half of the game "
+            f"means. IQM runs x games: the same of all runs of the seeds that every game has.{pools} It needs every "
+            "seed's score: published agents have it where their source gives it, of all games together. With one seed "
             "both are one number, with more IQM games tends to be higher. IQM slice: mean of sorted[n/4:3n/4] of the "
-            "game means, the paper's IQM of its own row.",
+            "game means, the paper's IQM of its own row. Each interval is that of the column before it.",
             "Intervals: 95 % bootstrap over seeds within games; a dash where a game has one seed or the source gives "
             "means alone. Published agents are on the same games, with other protocols and seeds.",
             state(sweep),
         ),
+        optional=1,  # the table of sources has the basis too
     )
+
+
+@dataclass(frozen=True)
+class _Aggregate:
+    """A row of aggregates, before its numbers are put in columns."""
+
+    name: str
+    basis: str
+    seeds: str | None
+    minutes: float | None
+    means: NDArray[np.float64]
+    """Normalised mean of every game."""
+    iqm_runs: float | None
+    spans: tuple[Interval | None, Interval | tuple[float, float] | None, Interval | None]
+    """Intervals of the IQM of game means, of the IQM of all runs, of the mean."""
+
+    @property
+    def iqm_games(self) -> float:
+        return float(statistics.trimmed_mean(self.means))
 
 
 def gpu_minutes(run: Run) -> float | None:
@@ -190,6 +214,15 @@ def gpu_minutes(run: Run) -> float | None:
     return sum(float(each) for each in seconds if each is not None) / 60 if on_gpu and None not in seconds else None
 
 
+def _minutes(sweep: Sweep, label: str) -> list[float] | None:
+    """Mean GPU-minutes of a variant's runs on each finished game; None unless all of them ran on a GPU."""
+    runs = [[run for run in sweep.cells[env][label] if run.result] for env in sweep.complete]
+    minutes = [[spent for run in own if (spent := gpu_minutes(run)) is not None] for own in runs]
+    if any(len(spent) < len(own) for spent, own in zip(minutes, runs, strict=True)):
+        return None
+    return [float(np.mean(spent)) for spent in minutes]
+
+
 def _costs(sweep: Sweep, benchmark: Published) -> list[Table]:
     """GPU-minutes a game and score per GPU-minute beside published ones; none unless a variant ran on GPUs alone."""
     (_, change), *_ = normalisations(benchmark)
@@ -197,12 +230,11 @@ def _costs(sweep: Sweep, benchmark: Published) -> list[Table]:
     whole = len(games) == len(benchmark.games)
     rows: list[tuple[Cell, ...]] = []
     for label in sweep.study.labels:
-        runs = [[run for run in sweep.cells[env][label] if run.result] for env in sweep.complete]
-        minutes = [[spent for run in own if (spent := gpu_minutes(run)) is not None] for own in runs]
-        if any(len(spent) < len(own) for spent, own in zip(minutes, runs, strict=True)):
+        by_game = _minutes(sweep, label)
+        if by_game is None:
             continue
-        by_game = [float(np.mean(spent)) for spent in minutes]
-        gpus = dict.fromkeys(str(run.result["hardware"]["gpu"]) for own in runs for run in own if run.result)
+        runs = [run for env in sweep.complete for run in sweep.cells[env][label]]
+        gpus = dict.fromkeys(str(run.result["hardware"]["gpu"]) for run in runs if run.result)
         scores, pooled = _own(sweep, label, change)
         iqm = statistics.iqm(pooled) if pooled else None
         spent = float(np.mean(by_game))
@@ -211,6 +243,7 @@ def _costs(sweep: Sweep, benchmark: Published) -> list[Table]:
         )
     if not rows:
         return []
+    ours = tuple(range(len(rows)))
     for anchor in anchors(benchmark).values():
         if anchor.gpu_minutes is not None:
             means = float(statistics.trimmed_mean(anchor.normalised(benchmark, games)))
@@ -230,11 +263,13 @@ def _costs(sweep: Sweep, benchmark: Published) -> list[Table]:
                 "where from",
             ),
             rows=tuple(rows),
+            ours=ours,
             notes=(
-                "Ours: training and evaluation as each run measured them, mean over games, without the start of its "
-                "process. A run that shares its GPU with others waits for them, so its minutes are an upper bound of "
-                "what it needs alone. Agents ran on different GPUs: minutes of one are not those of another. A dash: "
-                "that IQM is not known of these games." + (f" Not known: {', '.join(unknown)}." if unknown else ""),
+                "> this sweep: training and evaluation as each run measured them, mean over games, without the start "
+                "of its process. A run that shares its GPU with others waits for them, so its minutes are an upper "
+                "bound of what it needs alone. Agents ran on different GPUs: minutes of one are not those of another. "
+                "A dash: that IQM is not known of these games."
+                + (f" Not known: {', '.join(unknown)}." if unknown else ""),
             ),
         )
     ]
@@ -251,14 +286,18 @@ def _sources(sweep: Sweep, benchmark: Published) -> Table:
     """Where every published number of the other tables was read."""
     return Table(
         title=f"{sweep.study.title}: sources of published agents",
-        columns=("agent", "basis", "seeds", "source", "note"),
+        columns=("agent", "basis", "seeds", "source", "licence", "note"),
         rows=tuple(
-            (Cell(each.name), Cell(each.basis), Cell(each.seeds or None), Cell(each.source), Cell(each.note or None))
+            tuple(
+                Cell(value or None)
+                for value in (each.name, each.basis, each.seeds, each.source, each.licence, each.note)
+            )
             for each in anchors(benchmark).values()
         ),
         notes=(
             "Per-seed file: game means and both IQMs are computed from a public file with every seed's score. "
-            "Published means: one number a game, from which IQM runs x games cannot be computed.",
+            "Published means: one number a game, from which IQM runs x games cannot be computed. Licence: of the "
+            "scores (NOTICE).",
         ),
     )
 
@@ -350,6 +389,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
             "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds."
             + (f" Published: {', '.join(names)}." if names else "")
             + exceptions(sweep.runs),
+            *([rules] if (rules := evaluation_rules(sweep.runs)) else []),
             state(sweep),
         ),
         optional=max(0, len(names) - 1),
@@ -367,10 +407,16 @@ def _span(interval: Interval | tuple[float, float] | None, digits: int = 3) -> s
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _mark(rows: Sequence[Sequence[Value]], columns: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
-    """Rows as cells, the highest value of each given column marked, unless there is nothing to be higher than."""
+def _mark(
+    rows: Sequence[Sequence[Value]], columns: Sequence[int], digits: Mapping[int, int] = MappingProxyType({})
+) -> tuple[tuple[Cell, ...], ...]:
+    """Rows as cells, the highest value of each given column marked, unless there is nothing to be higher than.
+
+    `digits` are those of columns that show other than three.
+    """
     values = {c: [v for row in rows if isinstance(v := row[c], int | float)] for c in columns}
     tops = {c: max(own) for c, own in values.items() if own and max(own) > min(own)}
     return tuple(
-        tuple(Cell(v, best=c in tops and v is not None and v == tops[c]) for c, v in enumerate(row)) for row in rows
+        tuple(Cell(v, digits.get(c, 3), best=c in tops and v is not None and v == tops[c]) for c, v in enumerate(row))
+        for row in rows
     )

@@ -153,3 +153,36 @@ def plain(value: Any) -> str:
 def exceptions(runs: Iterable[Run]) -> str:
     """What a statement on evaluations must add for these runs."""
     return "".join(f" {said}" for said in dict.fromkeys(run.evaluated for run in runs) if said)
+
+
+def evaluation_rules(runs: Iterable[Run]) -> str:
+    """What a table must say where its evaluations were not all made by today's rules, or not by the same; else empty.
+
+    Rules that changed are those of games with lives and hidden presses: Atari's. A result by today's names epsilon and
+    networks, one by older rules does not.
+    """
+    finished = [run for run in runs if run.result and run.meta is None]
+    atari = [run for run in finished if run.recipe.env.startswith("Atari/")]
+    older = [run for run in atari if not {"evaluation_epsilon", "evaluated_networks"} <= (run.result or {}).keys()]
+    said = []
+    if older:
+        which = _named(older) if len(older) < len(atari) else "every run"
+        said.append(
+            f"Evaluated by older rules, not to be set beside newer evaluations of Atari: {which}. Epsilon was 0, the "
+            "networks the online ones, a frame stack was kept across a lost life, and scores lack what hidden presses "
+            "gave."
+        )
+    by_env: dict[str, dict[float, list[Run]]] = {}
+    for run in finished:
+        if run.result and (epsilon := run.result.get("evaluation_epsilon")) is not None:
+            by_env.setdefault(run.recipe.env, {}).setdefault(float(epsilon), []).append(run)
+    for env, own in by_env.items():
+        if len(own) > 1:
+            each = "; ".join(f"{epsilon:g} ({_named(same)})" for epsilon, same in sorted(own.items()))
+            said.append(f"{env} was evaluated with different epsilons: {each}.")
+    return " ".join(said)
+
+
+def _named(runs: Sequence[Run]) -> str:
+    """A few runs by name, many by their number."""
+    return ", ".join(run.path.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
