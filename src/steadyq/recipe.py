@@ -543,7 +543,7 @@ class ExploreSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """Full games without exploration: at the end of a run with its final weights, and on the way where asked for."""
+    """Full games, explored by `epsilon` alone: at the end of a run with its final weights, and on the way where asked for."""
 
     episodes: int = 100
     """Games played by the agent."""

@@ -20,7 +20,7 @@ class FinishedGame(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """An evaluation on the way: full games without exploration, the same ones every time."""
+    """An evaluation on the way: full games, the same ones every time."""
 
     step: int
     mean_return: float

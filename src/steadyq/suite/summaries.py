@@ -64,7 +64,7 @@ def summaries(sweep: Sweep) -> list[Points | Profile]:
         _points(
             sweep, "training_return_10", "Final training return", "mean of the last 10 training games, as the paper"
         ),
-        _points(sweep, "mean_return", "Evaluation score", "mean over full games without exploration"),
+        _points(sweep, "mean_return", "Evaluation score", "mean over evaluation games"),
     )
     return [points for points in found if points]
 

@@ -385,7 +385,7 @@ def _by_game(sweep: Sweep, benchmark: Published | None) -> Table:
         columns=("game", "random", *ends, *heads, *names),
         rows=tuple(rows),
         notes=(
-            "* highest of its row. Mean over seeds of each seed's mean over full games without exploration; random: a "
+            "* highest of its row. Mean over seeds of each seed's mean over its evaluation games; random: a "
             "uniform policy under the same protocol. Intervals: 95 % bootstrap over seeds."
             + (f" Published: {', '.join(names)}." if names else "")
             + exceptions(sweep.runs),
