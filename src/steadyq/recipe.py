@@ -543,7 +543,7 @@ class ExploreSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """Full games, explored by `epsilon` alone: at the end of a run with its final weights, and on the way where asked for."""
+    """Full games, with `epsilon` alone to explore: at the end of a run by its last weights, and on the way if asked."""
 
     episodes: int = 100
     """Games played by the agent."""

@@ -1,6 +1,12 @@
 """Programs compiled on a CPU: what they are recorded from they equal, and what cannot be one goes on as it is."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +110,41 @@ def test_a_compilers_own_words_are_shown_and_not_its_command() -> None:
     output = "main.cpp: In function 'run':\nmain.cpp:7:3: error: 'gone' was not declared\n    gone();\n"
     assert complaint(CppCompileError(command, output)) == "main.cpp:7:3: error: 'gone' was not declared"
     assert complaint(Unfit("a number was read off a tensor")) == "a number was read off a tensor"
+
+
+def test_signals_do_not_reach_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is for the run, which saves its state; without its compiler it would make its last update uncompiled."""
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def compiling(*_: Any, **__: Any) -> None:
+        with subprocess.Popen(["sleep", "60"]) as started:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                started.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                started.wait(0.5)
+            started.kill()
+        raise Unfit("as far as this")
+
+    monkeypatch.setattr("torch._inductor.compile", compiling)
+    with pytest.raises(Unfit, match="as far as this"):
+        Program(lambda x: x + 1, torch.ones(2))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == heard
+
+
+@compiles
+@pytest.mark.parametrize("given", [False, True])
+def test_programs_are_kept_where_nobody_else_writes(given: bool, tmp_path: Path) -> None:
+    """In a process of its own, because PyTorch decides once."""
+    text = "import torch; from steadyq.device.program import Program; Program(lambda x: x + 1, torch.ones(2))"
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "given")} if given else {}
+    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    subprocess.run([sys.executable, "-c", text], env={**env, "XDG_CACHE_HOME": str(tmp_path), **own}, check=True)
+    used, other = tmp_path / "steadyq" / "programs", tmp_path / "given"
+    if given:
+        used, other = other, used
+    assert list(used.rglob("*.so"))
+    assert not other.exists()
+    assert given or used.stat().st_mode & 0o077 == 0
 
 
 def test_two_names_for_what_is_written_to_are_refused() -> None:

@@ -115,6 +115,21 @@ def test_small_networks_and_long_runs_are_compiled_by_themselves() -> None:
     assert whether(run(steps=100, **ALWAYS))
 
 
+@compiles
+def test_what_an_update_costs_is_said_of_one_that_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise UserError("as far as this")
+
+    monkeypatch.setattr("steadyq.run.loop.train", stopped)
+    arguments = f"train CartPole-v1 --preset dqn --steps {10 * LONG} --run {tmp_path / 'run'}".split()
+    for how, words in (("auto", "an update, uncompiled\n"), ("never", "an update\n")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*arguments, "--compute.compile", how])
+        assert capsys.readouterr().out.partition("cost:")[2].partition("writing")[0].endswith(words)
+
+
 def test_without_a_compiler_auto_does_without_and_always_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

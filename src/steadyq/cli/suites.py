@@ -48,8 +48,8 @@ class SweepOptions:
     mps: Literal["auto", "on", "off"] = "auto"
     """NVIDIA's Multi-Process Service where several runs share a GPU: started if it can be, always, or never."""
     together: int = 1
-    """Seeds of one variant and game that are trained as one program, at most: small networks take little more time
-    together than one of them alone. On this machine; recipes that cannot are trained one by one."""
+    """Runs that differ in seed or learning rate alone and are trained as one program, at most: small networks take
+    little more time together than one of them alone. On this machine; recipes that cannot are trained one by one."""
     retries: int = 2
     """How often a run that crashed is tried again, from its last checkpoint."""
     minutes: float = math.inf

@@ -83,7 +83,7 @@ def train(words: list[str]) -> int:
     parsed = parse(TrainOptions, words, TrainOptions(base), recipe=base)
     recipe = dataclasses.replace(parsed.recipe, env=base.env)
 
-    from steadyq.build import check_memory, ensemble_for
+    from steadyq.build import check_memory, compiled_for, ensemble_for
     from steadyq.run.folder import RunFolder, default_path
     from steadyq.run.loop import check_dataset, introduction, never_learns, rewarded_share, seconds_per_update
     from steadyq.run.loop import train as run_training
@@ -101,14 +101,17 @@ def train(words: list[str]) -> int:
         check_memory(recipe, spec)
         if not folder.checkpoints():
             check_dataset(recipe, spec)
-        for line in introduction(recipe, spec, ensemble_for(recipe, spec)):
+        ensemble = ensemble_for(recipe, spec)
+        for line in introduction(recipe, spec, ensemble):
             display.note(line)
         updates = recipe.updates
         each = seconds_per_update(recipe, spec)
         digits = 1 if each < 0.1 else 0
+        how = ", uncompiled" if compiled_for(recipe, ensemble) else ""
         display.note(
             f"cost: {recipe.steps:,} steps ({recipe.steps * spec.frames_per_step:,} frames), {updates:,} updates of "
             f"{recipe.replay.batch}, about {clock(updates * each)} of learning at {each * 1e3:,.{digits}f} ms an update"
+            f"{how}"
         )
         if recipe.operator.forbid == "rewarded" and (share := rewarded_share(recipe)) > 0.5:
             display.note(

@@ -7,6 +7,7 @@ PyTorch's compiler joins them into a few loops in C++.
 import operator
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 import warnings
@@ -28,6 +29,9 @@ OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "compile_threads": 1}
 """Of the compiler: what calls the loops is C++ too, and no processes are started to compile side by side."""
 CLOSE = 0.02
 """How far what is compiled may lie from what it was recorded from, in relation to it, where both are tried at first."""
+
+KEPT = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that says where PyTorch keeps what it has compiled, and looks for it."""
 
 PART = 2**20
 """Numbers that are compared at a time."""
@@ -65,6 +69,8 @@ class Program:
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> None:
+        if KEPT not in os.environ:  # before recording imports PyTorch's compiler, which names a folder itself
+            os.environ[KEPT] = str(own_folder())
         Recorder().record(function, argument)  # what is made once and kept is made here
         recorder = Recorder()
         wanted = recorder.record(function, argument)
@@ -182,12 +188,39 @@ def compiled(module: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     fake = FakeTensorMode(shape_env=ShapeEnv())  # without which nothing is kept
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), unheard():
         warnings.simplefilter("ignore")  # the compiler's own
         program: Callable[..., Any] = compile_(
             module, [fake.from_tensor(each, static_shapes=True) for each in inputs], options=OPTIONS
         )
     return program
+
+
+def own_folder() -> Path:
+    """Where programs are kept unless the environment says otherwise: what lies there is run.
+
+    PyTorch's own choice is a folder of a known name among everybody's temporary files.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadyq" / "programs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Keep signals that ask for an end from what is started here, which inherits it.
+
+    Ctrl-C reaches every process of a terminal: a C++ compiler that it ended would leave its run uncompiled for the
+    update after which it stops, and the run would not go on to the last bit.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def place(tensor: Tensor) -> Any:
