@@ -12,10 +12,13 @@ import pytest
 from steadyq import presets
 from steadyq.cli import COMMANDS, main
 from steadyq.fields import flatten
+from steadyq.report.words import figure
 from steadyq.scores import statistics
 from steadyq.scores.anchors import anchors
 from steadyq.scores.published import atari100k
 from steadyq.scores.tables import Table
+from steadyq.suite.recovery import recoveries
+from steadyq.suite.runs import read_runs
 from steadyq.suite.sweep import read_sweep
 from steadyq.suite.tables import tables
 
@@ -77,6 +80,18 @@ def test_what_presets_say_of_swift_is_in_its_report(beside_published: Table) -> 
         f"SPR's loss and {iqm('BBF RR2')} with it, the paper's agent {paper}, "
         f"SAC-BBF {iqm('SAC-BBF RR2')}, EfficientZero V2 {iqm('EfficientZero V2')}"
     ) in " ".join(PRESETS.split())
+
+
+def test_what_presets_say_of_resets_is_what_they_cost() -> None:
+    shown = dict(re.findall(r"^\| (\w+) \|((?: [\d.,]+ \|){7})$", PRESETS, flags=re.M))
+    runs = read_runs([ROOT / "results" / "swift-games.tar.xz"])
+    assert len(shown) == len(runs)
+    for run in runs:
+        found = recoveries(run)
+        assert [each.step for each in found] == [22000, 42000, 62000]
+        scores = [*(each.before for each in found), float(run.metrics.series("return_10")[1][-1])]
+        words = [*(figure(score) for score in scores), *(f"{each.regained:,}" for each in found)]
+        assert shown[run.recipe.env.partition("/")[2]].strip(" |").split(" | ") == words
 
 
 def test_published_scores_of_presets_are_those_that_come_with_the_package() -> None:
