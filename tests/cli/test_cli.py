@@ -388,7 +388,7 @@ def test_what_is_not_ours_is_printed_as_it_is(
 
 def test_a_table_of_the_paper_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("paper", "table1", "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"title", "columns", "rows", "best", "notes"}
+    assert set(json.loads(capsys.readouterr().out)) == {"title", "columns", "rows", "best", "ours", "notes"}
 
 
 def test_train_help_lists_dotted_options_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,20 +130,25 @@ def test_signals_do_not_reach_the_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == heard
 
 
-@compiles
 @pytest.mark.parametrize("given", [False, True])
-def test_programs_are_kept_where_nobody_else_writes(given: bool, tmp_path: Path) -> None:
-    """In a process of its own, because PyTorch decides once."""
-    text = "import torch; from steadyq.device.program import Program; Program(lambda x: x + 1, torch.ones(2))"
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "given")} if given else {}
-    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    subprocess.run([sys.executable, "-c", text], env={**env, "XDG_CACHE_HOME": str(tmp_path), **own}, check=True)
-    used, other = tmp_path / "steadyq" / "programs", tmp_path / "given"
-    if given:
-        used, other = other, used
-    assert list(used.rglob("*.so"))
-    assert not other.exists()
-    assert given or used.stat().st_mode & 0o077 == 0
+def test_programs_are_kept_where_nobody_else_writes(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before anything is recorded, because PyTorch's compiler chooses when it is imported."""
+    own = tmp_path / "steadyq" / "programs"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    if not given:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+    def recorder() -> None:
+        raise Unfit(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+    monkeypatch.setattr("steadyq.device.program.Recorder", recorder)
+    with pytest.raises(Unfit, match=f"^{'elsewhere' if given else own}$"):
+        Program(lambda x: x + 1, torch.ones(2))
+    assert own.exists() != given
+    assert given or own.stat().st_mode & 0o077 == 0
 
 
 def test_two_names_for_what_is_written_to_are_refused() -> None:

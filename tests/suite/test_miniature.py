@@ -95,7 +95,7 @@ def test_a_study_survives_a_kill_and_ends_with_its_figure(tmp_path: Path) -> Non
     tables, files = write_sweep_report(out)
     assert "4 of 4 runs finished" in tables[-1].notes[-1].replace("\n", " ")
     assert out / "report" / "mini.svg" in files
-    assert "2 seeds of each variant" in (out / "report" / "mini.svg").read_text()
+    assert "; seeds 0, 1; protocol" in (out / "report" / "mini.svg").read_text()
 
 
 def test_a_stop_saves_the_runs_and_says_how_to_continue(tmp_path: Path) -> None:
