@@ -63,6 +63,7 @@ BASE = presets.steady("MinAtar/Breakout", "tiny").override(
         "monitor.every": 0,
         "record.tensorboard": False,
         "compute.device": "cpu",
+        "compute.compile": "never",
     }
 )
 BASE = BASE.override({"network.channels": 2})
