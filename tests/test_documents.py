@@ -94,6 +94,19 @@ def test_what_presets_say_of_resets_is_what_they_cost() -> None:
         assert shown[run.recipe.env.partition("/")[2]].strip(" |").split(" | ") == words
 
 
+def test_what_presets_say_of_asterix_is_in_its_run() -> None:
+    board = atari100k()
+    (run,) = read_runs([ROOT / "results" / "swift-games.tar.xz" / "Atari-Asterix-seed0"])
+    assert run.result is not None
+    own = (run.result["mean_return"] - board.low["Asterix"]) / (board.high["Asterix"] - board.low["Asterix"])
+    theirs = float(anchors(board)["bbf_rr2"].normalised(board, ["Asterix"])[0])
+    last = run.diagnostics[len(run.diagnostics) - 1]
+    said = " ".join(PRESETS.split())
+    assert f"human-normalised {own:.2f} where BBF has {theirs:.2f}, the verdict finds nothing" in said
+    assert f"values stay beside returns ({last['q_greedy']:.1f} and {last['return_mean']:.1f} in the last row)" in said
+    assert run.verdict().state == "stable"
+
+
 def test_published_scores_of_presets_are_those_that_come_with_the_package() -> None:
     board = atari100k()
     found = anchors(board)
